@@ -1,0 +1,113 @@
+"""Settings: what is computed. They are frozen, strict, and hashed into manifests; run options are not here."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aatc_cli.errors import UsageError
+
+MAX_BITS = 16
+
+
+class Settings(BaseModel):
+    """Base of every settings model: immutable, and a misspelt field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Window(Settings):
+    """Tokens kept exact: the first ``sinks`` and the ``recent`` latest, flushed in blocks of ``flush``."""
+
+    sinks: int = Field(4, ge=0, description="first tokens kept in full precision (s)")
+    recent: int = Field(128, ge=1, description="recent tokens kept in full precision (w)")
+    flush: int = Field(16, ge=1, description="tokens quantized at once when the window is full (f)")
+
+    @model_validator(mode="after")
+    def _flush_fits(self) -> Self:
+        if self.flush > self.recent:
+            raise ValueError(f"flush ({self.flush}) must not exceed the recent window ({self.recent})")
+        return self
+
+
+class Geometry(Settings):
+    """Shape of a model's key-value cache: everything the byte law and the allocator need to know of a model."""
+
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1, description="query heads")
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+    @property
+    def channels(self) -> int:
+        """Channels of one site: kv_heads * head_dim (C)."""
+        return self.kv_heads * self.head_dim
+
+
+class Budget(Settings):
+    """How much the packed cache may cost, in exactly one of three units."""
+
+    unit: Literal["bits", "ratio", "bytes"]
+    value: float = Field(gt=0)
+    context: int | None = Field(None, ge=1, description="tokens at which a ratio or a byte size must hold")
+
+    @model_validator(mode="after")
+    def _unit_fits(self) -> Self:
+        if self.unit == "bits" and self.value > MAX_BITS:
+            raise ValueError(f"a budget of {self.value:g} bits is above the {MAX_BITS} bits a channel can hold")
+        if self.unit != "bits" and self.context is None:
+            raise ValueError(f"a budget in {self.unit} needs --context, the number of tokens it must hold at")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Short name used in file names and tables: ``2``, ``2.5``, ``5.82x-8192``, ``184000000B-8192``."""
+        if self.unit == "bits":
+            return f"{self.value:g}"
+        suffix = {"ratio": "x", "bytes": "B"}[self.unit]
+        return f"{self.value:.10g}{suffix}-{self.context}"
+
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``184MB``, ``1.5GiB`` or ``1000``; raises `UsageError` on an unknown unit or a bad number."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _SIZES:
+        raise UsageError(f"cannot read the size {text!r}", "write a number with B, KB, MB, GB, KiB, MiB or GiB: 184MB")
+    return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def make_budget(
+    *, bits: float | None = None, ratio: float | None = None, size: str | None = None, context: int | None = None
+) -> Budget:
+    """Build a `Budget` from command-line values; raises `UsageError` naming the option that is wrong."""
+    given = [name for name, value in (("--budget", bits), ("--ratio", ratio), ("--bytes", size)) if value is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise UsageError(f"exactly one of --budget, --ratio and --bytes is needed, got {found}", "try --budget 2.5")
+    if bits is not None:
+        unit, value = "bits", bits
+    elif ratio is not None:
+        unit, value = "ratio", ratio
+    else:
+        assert size is not None
+        unit, value = "bytes", float(parse_size(size))
+    if not math.isfinite(value) or value <= 0:
+        raise UsageError(f"{given[0]} must be a positive number, got {value:g}", "try --budget 2.5")
+    try:
+        return Budget.model_validate({"unit": unit, "value": value, "context": context if unit != "bits" else None})
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise UsageError(message, "budgets run from a little above 0 to 16 bits per channel") from error

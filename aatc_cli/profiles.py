@@ -1,0 +1,137 @@
+"""Profiles as data: model profiles and recipes are TOML files, read strictly and never guessed from a name."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from aatc_cli.config import MAX_BITS, Geometry, Settings, Window
+from aatc_cli.errors import AatcError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class TextMixture(Settings):
+    """Calibration text as the user writes it: sources with weights, and how many windows of which length."""
+
+    sources: list[str] = Field(min_length=1, description="text specifications, each with an optional @weight")
+    samples: int = Field(ge=1, description="windows drawn over all sources")
+    length: int = Field(ge=2, description="tokens per window")
+
+
+class Calibration(Settings):
+    """The texts a profile calibrates on; the paper uses one for the transform and another for the rates."""
+
+    transform: TextMixture | None = None
+    rates: TextMixture
+
+
+class ModelProfile(Settings):
+    """One model: where it lives, its cache geometry (checked against its config), head groups, calibration."""
+
+    name: str
+    model: str = Field(description="hub id of the weights")
+    geometry: Geometry
+    context: int = Field(ge=1, description="longest sequence the model was trained for, in tokens")
+    head_groups: int = Field(1, ge=1, description="groups G whose channels are transformed jointly; divides kv_heads")
+    head_groups_why: str = Field("", description="one line on the choice")
+    calibration: Calibration
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> Self:
+        if self.geometry.kv_heads % self.head_groups:
+            raise ValueError(f"head_groups ({self.head_groups}) must divide kv_heads ({self.geometry.kv_heads})")
+        return self
+
+
+class Protection(Settings):
+    """Layers kept out of the common pool: each gets the average budget plus an extra, waterfilled inside."""
+
+    layers: int = Field(0, ge=0)
+    key_extra: float = Field(0.0, ge=0, description="bits per key channel above the average")
+    value_extra: float = Field(0.0, ge=0, description="bits per value channel above the average")
+
+
+class Recipe(Settings):
+    """One method as a choice on the axes of the design: transform, weights, allocator, quantizer, window."""
+
+    name: str
+    summary: str
+    transform: Literal["identity", "whiten"] = "whiten"
+    key_weight: Literal["none", "query"] = "query"
+    value_weight: Literal["none", "output"] = "output"
+    allocator: Literal["waterfill", "per-layer", "global", "none"] = "waterfill"
+    quantizer: Literal["uniform-token-max", "float16"] = "uniform-token-max"
+    coordinates: Literal["pre-rope"] = "pre-rope"
+    min_bits: int = Field(0, ge=0, le=MAX_BITS)
+    max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)
+    normalize_percentile: float | None = Field(
+        95.0, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
+    )
+    protect: Protection = Protection()
+    window: Window = Window()
+
+    @model_validator(mode="after")
+    def _axes_fit(self) -> Self:
+        if self.min_bits > self.max_bits:
+            raise ValueError(f"min_bits ({self.min_bits}) exceeds max_bits ({self.max_bits})")
+        if (self.quantizer == "float16") != (self.allocator == "none"):
+            raise ValueError('quantizer "float16" and allocator "none" go together')
+        return self
+
+
+def profiles_dir() -> Path:
+    """Folder of the packaged profiles: inside the wheel, or the repository's own in a source checkout."""
+    packaged = Path(__file__).parent / "_profiles"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+def available(kind: Literal["models", "recipes"]) -> list[str]:
+    """Sorted names of the packaged profiles of one kind."""
+    return sorted(path.stem for path in (profiles_dir() / kind).glob("*.toml"))
+
+
+def load_model_profile(name: str) -> ModelProfile:
+    """Read the model profile ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
+    return _load("models", name, ModelProfile)
+
+
+def load_recipe(name: str) -> Recipe:
+    """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
+    return _load("recipes", name, Recipe)
+
+
+def _load(kind: Literal["models", "recipes"], name: str, model: type[T]) -> T:
+    noun = {"models": "model profile", "recipes": "recipe"}[kind]
+    path = Path(name) if name.endswith(".toml") else profiles_dir() / kind / f"{name}.toml"
+    if not path.is_file():
+        raise AatcError(
+            f"no {noun} named {name!r}", f"available: {', '.join(available(kind))}; or give a path ending in .toml"
+        )
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return model.model_validate(raw)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AatcError(f"{noun} {path.name} is not valid TOML: {error}", "mend the file") from error
+    except ValidationError as error:
+        raise AatcError(f"{noun} {path.name}: {explain(error)}", "mend the field named; unknown fields are errors") from (
+            error
+        )
+
+
+def explain(error: ValidationError) -> str:
+    """A pydantic error in one line: each field with what is wrong with it."""
+    parts: list[str] = []
+    for item in error.errors():
+        where = ".".join(str(step) for step in item["loc"]) or "file"
+        parts.append(f"{where}: {str(item['msg']).removeprefix('Value error, ')}")
+    return "; ".join(parts)
+
+
+def dump(model: BaseModel) -> dict[str, Any]:
+    """The model as JSON-ready data, for manifests and output."""
+    data: dict[str, Any] = model.model_dump(mode="json")
+    return data
