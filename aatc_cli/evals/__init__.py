@@ -1,0 +1,1 @@
+"""Evaluations: one file per task, one JSON per evaluation."""

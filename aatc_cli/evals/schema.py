@@ -1,0 +1,104 @@
+"""The Evaluation: one JSON file per (task, recipe, budget, text), flat, with the standard error beside every mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from aatc_cli.artifact import write_text
+from aatc_cli.config import Settings
+from aatc_cli.errors import ArtifactError
+from aatc_cli.profiles import explain
+
+Task = Literal["kl", "perplexity", "distortion"]
+
+
+class DistortionRow(Settings):
+    """Predicted against measured error of one layer's attention output when one side of its cache is quantized.
+
+    All three are mean squared norms per query of the output error, relative to the mean squared norm of the output.
+    """
+
+    layer: int
+    side: Literal["k", "v"]
+    bits: float = Field(description="uniform width, or the plan's mean width at this site when plan is true")
+    plan: bool = False
+    predicted: float = Field(description="second-order prediction, with the coupling between heads that share a cache")
+    predicted_diagonal: float = Field(description="the Theorem's D_K or D_V, summed over heads as if independent")
+    measured: float
+
+
+class Evaluation(Settings):
+    """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
+
+    schema_version: Literal[1] = 1
+    task: Task
+    recipe: str
+    budget: str | None = Field(None, description="the plan's budget label; null for fp16")
+    model: str
+    plan: str | None = Field(None, description="digest of the plan; null for fp16")
+    bits: float = Field(description="mean code bits per channel of a packed token")
+    bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")
+    ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
+    context: int = Field(description="tokens in the cache at the end of a window")
+    text: str
+    text_sha256: str
+    windows: int
+    length: int = Field(description="tokens per window")
+    stride: int = Field(description="tokens between the starts of windows")
+    first_position: int = Field(description="first position of a window that is scored")
+    tokens_scored: int
+    sinks: int
+    recent: int
+    flush: int
+    kl_mean: float | None = Field(None, description="KL(reference || compressed), nats per token")
+    kl_stderr: float | None = None
+    kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
+    top1: float | None = Field(None, description="share of positions with the reference's most likely token")
+    nll: float | None = Field(None, description="negative log-likelihood, nats per token")
+    nll_stderr: float | None = None
+    nll_reference: float | None = None
+    perplexity: float | None = None
+    perplexity_stderr: float | None = None
+    perplexity_reference: float | None = None
+    distortion: list[DistortionRow] | None = None
+    seconds: float
+    device: str
+    dtype: str
+    versions: dict[str, str]
+
+    @property
+    def file_name(self) -> str:
+        """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
+        method = self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
+        text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
+        return f"{self.task}.{method}.{text}.{self.length}-{self.first_position}.json"
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
+    """Write ``evaluation`` into ``folder`` under its own file name, atomically; returns the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / evaluation.file_name
+    write_text(path, evaluation.model_dump_json(indent=2) + "\n")
+    return path
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """Read one evaluation; raises `ArtifactError` when the file is not a valid evaluation of this schema."""
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        return Evaluation.model_validate(raw)
+    except ValidationError as error:
+        raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval again") from error
+
+
+def read_evaluations(folder: Path) -> list[Evaluation]:
+    """All evaluations in ``folder`` in a stable order: task, text, recipe, falling bits."""
+    found = [read_evaluation(path) for path in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda e: (e.task, e.text, e.length, e.recipe != "fp16", e.recipe, -e.bits))
