@@ -1,0 +1,1 @@
+"""Calibration and test text: built-in, files, JSON lines and datasets, cut into windows of tokens."""
