@@ -1,0 +1,170 @@
+"""Bit allocation: exact integer water-filling over channels, and the continuous solution that bounds it.
+
+Everything is float64 numpy on the host with total orders and explicit tie-breaks, so a plan is a function of its
+inputs alone: not of the machine, the thread count or the torch version.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aatc_cli.core import SIDES, Side
+from aatc_cli.errors import AatcError
+from aatc_cli.profiles import Recipe
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SiteEnergy:
+    """What allocation knows of one site: latent variances and attention-aware weights, both [C] float64."""
+
+    variance: Floats
+    weight: Floats
+
+
+Energies = list[dict[Side, SiteEnergy]]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Widths per layer and side, and the distortion sum of w sigma^2 4^-b they are predicted to leave."""
+
+    bits: list[dict[Side, Ints]]
+    predicted: dict[Side, float]
+    water_level: dict[Side, float]
+
+
+def exponential_curves(energy: Floats, max_bits: int) -> Floats:
+    """Distortion of every channel at every width: energy * 4^-b (paper, Eq. waterfilling-keys). [n] -> [n, max + 1]."""
+    return energy[:, None] * quarter_powers(np.arange(max_bits + 1))
+
+
+def quarter_powers(bits: Ints) -> Floats:
+    """4^-b, exactly (a power of two by exponent arithmetic, so no machine's pow can differ)."""
+    return np.ldexp(1.0, -2 * bits)
+
+
+def waterfill(curves: Floats, budget: int, min_bits: int = 0) -> Ints:
+    """Widths minimising the summed distortion under ``sum(bits) <= budget``; exact for convex falling curves.
+
+    curves [n, widths] gives each channel's distortion at 0, 1, ... bits. Marginal gains are spent in falling order;
+    for convex curves that is optimal. Ties go to the lower channel index. Bits that gain nothing are not spent.
+    Raises `AatcError` when ``min_bits`` everywhere already exceeds the budget.
+    """
+    channels, widths = curves.shape
+    spare = budget - min_bits * channels
+    if spare < 0:
+        raise AatcError(
+            f"a budget of {budget} bits cannot give {channels} channels {min_bits} bits each",
+            "raise the budget or lower min_bits in the recipe",
+        )
+    gains = (curves[:, min_bits:-1] - curves[:, min_bits + 1 :]).ravel()
+    order = np.argsort(-gains, kind="stable")[:spare]
+    taken = order[gains[order] > 0]
+    counts = np.bincount(taken // (widths - 1 - min_bits), minlength=channels)
+    return (min_bits + counts).astype(np.int64)
+
+
+def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
+    """Continuous reverse water-filling (paper, Eq. bit-allocation): widths b* = max(0, log4(energy / level)), level.
+
+    Its distortion is the lower bound of every integer allocation with the same budget. Zero-energy channels get
+    nothing; with no energy at all the level is 0.
+    """
+    positive = np.sort(energy[energy > 0])[::-1]
+    if positive.size == 0:
+        return np.zeros_like(energy), 0.0
+    logs = np.log2(positive) / 2
+    # with the n largest channels under water, sum(logs) - n * log_level = budget
+    candidates = (np.cumsum(logs) - budget) / np.arange(1, logs.size + 1)
+    covered = int(np.flatnonzero(logs > candidates)[-1]) if budget > 0 else 0
+    log_level = candidates[covered] if budget > 0 else logs[0]
+    with np.errstate(divide="ignore"):
+        bits = np.where(energy > 0, np.log2(np.maximum(energy, 1e-300)) / 2 - log_level, 0.0)
+    return np.maximum(bits, 0.0), float(4.0**log_level)
+
+
+def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
+    """w sigma^2 of every channel of a site under the recipe's weights and normalisation. -> [C].
+
+    Variances, and query weights of keys, are divided by the layer's own percentile ("Experimental Setting ... AATC").
+    """
+    energy = _normalized(site.variance, recipe.normalize_percentile)
+    if side == "k" and recipe.key_weight == "query":
+        energy = energy * _normalized(site.weight, recipe.normalize_percentile)
+    if side == "v" and recipe.value_weight == "output":
+        energy = energy * site.weight
+    return energy
+
+
+def allocate(energies: Energies, recipe: Recipe, bits_per_channel: float) -> Allocation:
+    """Widths for every site at an average of ``bits_per_channel`` for keys and the same for values.
+
+    Raises `AatcError` when the budget cannot pay the recipe's protected layers.
+    """
+    bits: list[dict[Side, Ints]] = [{} for _ in energies]
+    predicted: dict[Side, float] = {}
+    levels: dict[Side, float] = {}
+    for side in SIDES:
+        values = [normalized_energy(layer[side], side, recipe) for layer in energies]
+        extra = recipe.protect.key_extra if side == "k" else recipe.protect.value_extra
+        pool_budget, protected = _budgets(values, recipe, bits_per_channel, extra)
+        for layer, budget in enumerate(protected):
+            bits[layer][side] = _fill(values[layer], budget, recipe)
+        pool = values[len(protected) :]
+        for layer, widths in enumerate(_fill_pool(pool, pool_budget, recipe), start=len(protected)):
+            bits[layer][side] = widths
+        predicted[side] = math.fsum(math.fsum(v * quarter_powers(bits[i][side])) for i, v in enumerate(values))
+        levels[side] = reverse_waterfill(np.concatenate(pool), pool_budget)[1] if pool else 0.0
+    return Allocation(bits, predicted, levels)
+
+
+def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float) -> tuple[int, list[int]]:
+    channels = [value.size for value in values]
+    total = int(np.floor(average * sum(channels) + 1e-9))
+    count = min(recipe.protect.layers, len(values))
+    protected = [int(np.floor(min(average + extra, recipe.max_bits) * size + 1e-9)) for size in channels[:count]]
+    left = total - sum(protected)
+    if left < 0 or (count == len(values) and left != 0 and extra > 0):
+        raise AatcError(
+            f"{average:g} bits over {len(values)} layers cannot pay for {count} protected layers "
+            f"at {average + extra:g} bits",
+            "raise the budget, or use a recipe with fewer protected layers ([protect] layers = 0)",
+        )
+    return left, protected
+
+
+def _fill(energy: Floats, budget: int, recipe: Recipe) -> Ints:
+    return waterfill(exponential_curves(energy, recipe.max_bits), budget, recipe.min_bits)
+
+
+def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
+    if not pool:
+        return []
+    if recipe.allocator == "per-layer":
+        return [_fill(energy, share, recipe) for energy, share in zip(pool, _shares(pool, budget), strict=True)]
+    if recipe.allocator == "global":
+        profile = _fill(np.mean(np.stack(pool), axis=0), budget // len(pool), recipe)
+        return [profile.copy() for _ in pool]
+    widths = _fill(np.concatenate(pool), budget, recipe)
+    return np.split(widths, np.cumsum([energy.size for energy in pool])[:-1])
+
+
+def _shares(pool: list[Floats], budget: int) -> list[int]:
+    edges = [budget * i // len(pool) for i in range(len(pool) + 1)]
+    return [high - low for low, high in zip(edges, edges[1:], strict=False)]
+
+
+def _normalized(values: Floats, percentile: float | None) -> Floats:
+    if percentile is None:
+        return values
+    level = float(np.percentile(values, percentile))
+    if level <= 0:
+        level = float(values.max()) if values.size and values.max() > 0 else 1.0
+    return values / level

@@ -1,0 +1,160 @@
+"""The byte law: how many bytes a compressed cache takes, explained cause by cause. Nothing else counts bytes.
+
+Window rule: after token t is appended, blocks of f oldest non-sink tokens are packed while more than w recent ones are
+left. Packed keys lie along channels (one row of bytes per token and bit plane), packed values along tokens (one run of
+bytes per channel and flush block); a width is the sum of its power-of-two planes (5 = 4 + 1), so no code straddles a
+byte. The recent window is a ring of w slots in the model's dtype, counted whole once it has been filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aatc_cli.config import Geometry, Window
+
+PLANES = (16, 8, 4, 2, 1)
+SCALE_BYTES = 2  # alpha is float16
+HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
+CHANNEL_SCALE_BYTES = 4  # s_c is float32
+
+
+def packed_tokens(tokens: int, window: Window) -> int:
+    """Tokens in packed form when ``tokens`` are cached: whole flush blocks, leaving at most w recent ones exact."""
+    excess = tokens - window.sinks - window.recent
+    return window.flush * math.ceil(excess / window.flush) if excess > 0 else 0
+
+
+def exact_slots(tokens: int, window: Window) -> tuple[int, int]:
+    """Rows held in full precision: (sinks, slots of the recent ring)."""
+    sinks = min(tokens, window.sinks)
+    return sinks, min(tokens - sinks, window.recent)
+
+
+def plane_counts(bits: Sequence[int]) -> dict[int, int]:
+    """How many channels of a site have each power-of-two plane in their width."""
+    return {plane: sum(1 for width in bits if width & plane) for plane in PLANES}
+
+
+@dataclass(frozen=True)
+class SiteWidths:
+    """The widths of one site, reduced to what bytes depend on."""
+
+    code_bits: float
+    active: int
+    key_row_bytes: float
+    value_block_bytes: float
+
+    @classmethod
+    def of(cls, bits: Sequence[int], flush: int) -> SiteWidths:
+        """From the integer widths of every channel."""
+        planes = plane_counts(bits)
+        return cls(
+            code_bits=float(sum(bits)),
+            active=sum(1 for width in bits if width > 0),
+            key_row_bytes=float(sum(math.ceil(n * plane / 8) for plane, n in planes.items())),
+            value_block_bytes=float(sum(n * math.ceil(flush * plane / 8) for plane, n in planes.items())),
+        )
+
+    @classmethod
+    def nominal(cls, channels: int, bits: float, flush: int) -> SiteWidths:
+        """Without a plan: every channel at a possibly fractional width, no padding."""
+        total = channels * bits
+        return cls(code_bits=total, active=channels, key_row_bytes=total / 8, value_block_bytes=flush * total / 8)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Bytes of a whole model's compressed cache. ``widths[layer] = (key site, value site)``."""
+
+    geometry: Geometry
+    window: Window
+    groups: int
+    widths: tuple[tuple[SiteWidths, SiteWidths], ...]
+
+    @classmethod
+    def of_bits(
+        cls, geometry: Geometry, window: Window, groups: int, bits: Sequence[Mapping[str, Sequence[int]]]
+    ) -> CacheLayout:
+        """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
+        pairs = tuple(
+            (SiteWidths.of(layer["k"], window.flush), SiteWidths.of(layer["v"], window.flush)) for layer in bits
+        )
+        return cls(geometry, window, groups, pairs)
+
+    @classmethod
+    def nominal(cls, geometry: Geometry, window: Window, groups: int, bits: float) -> CacheLayout:
+        """From an average width alone, before any plan exists."""
+        site = SiteWidths.nominal(geometry.channels, bits, window.flush)
+        return cls(geometry, window, groups, ((site, site),) * geometry.layers)
+
+    def breakdown(self, tokens: int, batch: int = 1) -> dict[str, int]:
+        """Live cache bytes at ``tokens`` tokens per sequence, by cause; the values sum to `bytes`."""
+        packed, sites = packed_tokens(tokens, self.window), 2 * self.geometry.layers
+        sinks, slots = exact_slots(tokens, self.window)
+        row = self.geometry.channels * HALF_BYTES
+        key_codes = packed * math.fsum(k.code_bits for k, _ in self.widths) / 8
+        value_codes = packed * math.fsum(v.code_bits for _, v in self.widths) / 8
+        stored = packed * math.fsum(k.key_row_bytes for k, _ in self.widths)
+        stored += packed / self.window.flush * math.fsum(v.value_block_bytes for _, v in self.widths)
+        parts = {
+            "codes_keys": round(key_codes),
+            "codes_values": round(value_codes),
+            "padding": round(stored) - round(key_codes) - round(value_codes),
+            "token_scales": packed * self.groups * sites * SCALE_BYTES,
+            "sinks": sinks * sites * row,
+            "window": slots * sites * row,
+        }
+        return {cause: batch * count for cause, count in parts.items()}
+
+    def bytes(self, tokens: int, batch: int = 1) -> int:
+        """Live cache bytes at ``tokens`` tokens per sequence."""
+        return sum(self.breakdown(tokens, batch).values())
+
+    def static_breakdown(self) -> dict[str, int]:
+        """Bytes that do not grow with tokens: decode rows of coded channels in float16, scales and widths.
+
+        The encode matrix A costs nothing extra (it is folded into the projection, Eq. transformed-cache).
+        """
+        size = self.geometry.channels // self.groups
+        active = sum(k.active + v.active for k, v in self.widths)
+        return {
+            "decode_matrices": active * size * HALF_BYTES,
+            "channel_scales": active * CHANNEL_SCALE_BYTES,
+            "widths": 2 * self.geometry.layers * self.geometry.channels,
+        }
+
+    def reference_bytes(self, tokens: int, batch: int = 1) -> int:
+        """Bytes of the float16 cache of the same tokens."""
+        return fp16_bytes(self.geometry, tokens, batch)
+
+    def ratio(self, tokens: int) -> float:
+        """Compression ratio as the paper counts it: float16 cache over codes, scales, sinks and window."""
+        return self.reference_bytes(tokens) / self.bytes(tokens)
+
+    def bits_effective(self, tokens: int) -> float:
+        """All live bytes as bits per cached number; 16 for the float16 cache."""
+        return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
+
+    def summary(self, tokens: int, batch: int = 1) -> dict[str, object]:
+        """Everything above at one context, as JSON-ready data."""
+        total, static = self.bytes(tokens, batch), self.static_breakdown()
+        reference = self.reference_bytes(tokens, batch)
+        return {
+            "context": tokens,
+            "batch": batch,
+            "bytes_fp16": reference,
+            "bytes_total": total,
+            "bytes_static": sum(static.values()),
+            "ratio": reference / total,
+            "ratio_with_static": reference / (total + sum(static.values())),
+            "bits_effective": 16.0 * total / reference,
+            "breakdown": self.breakdown(tokens, batch),
+            "breakdown_static": static,
+        }
+
+
+def fp16_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
+    """Bytes of an uncompressed float16 cache: 2 sites per layer, C channels, 2 bytes."""
+    return batch * tokens * 2 * geometry.layers * geometry.channels * HALF_BYTES

@@ -1,0 +1,91 @@
+"""Streaming second moments and sampled rows of one layer's keys, values and queries, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from aatc_cli.config import Geometry
+
+
+@dataclass
+class LayerStats:
+    """Sums over calibration tokens of one layer. All sums are float64; nothing is divided by the count yet.
+
+    k_outer, v_outer [C, C]: sum of k k^T and v v^T, keys before RoPE, projection biases removed.
+    k_sum, v_sum [C]: sum of k and of v. q_outer [H, D, D]: sum of q q^T over tokens and the G query heads of each kv
+    head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
+    k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles.
+    """
+
+    count: int
+    k_outer: Tensor
+    v_outer: Tensor
+    k_sum: Tensor
+    v_sum: Tensor
+    q_outer: Tensor
+    o_gram: Tensor
+    k_rows: Tensor
+    v_rows: Tensor
+    filled: int = field(default=0)
+
+    TENSORS: ClassVar[tuple[str, ...]] = (
+        "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows",
+    )  # fmt: skip
+
+    @classmethod
+    def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
+        """Zero sums for a layer of ``geometry``, with room for ``rows`` sampled rows, on the device of ``o_gram``."""
+        channels, device = geometry.channels, o_gram.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        heads, dim = geometry.kv_heads, geometry.head_dim
+        return cls(
+            count=0, k_outer=zeros(channels, channels), v_outer=zeros(channels, channels), k_sum=zeros(channels),
+            v_sum=zeros(channels), q_outer=zeros(heads, dim, dim), o_gram=o_gram.to(torch.float64),
+            k_rows=zeros(rows, channels, dtype=torch.float32), v_rows=zeros(rows, channels, dtype=torch.float32),
+        )  # fmt: skip
+
+    def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
+        """Add N tokens: ``q`` [N, H * G, D], ``k`` and ``v`` [N, C]; keep the rows named by ``sample`` (indices)."""
+        k64, v64 = k.to(torch.float64), v.to(torch.float64)
+        self.k_outer += k64.T @ k64
+        self.v_outer += v64.T @ v64
+        self.k_sum += k64.sum(0)
+        self.v_sum += v64.sum(0)
+        heads, dim = self.q_outer.shape[:2]
+        by_head = q.to(torch.float64).reshape(q.shape[0], heads, -1, dim).permute(1, 0, 2, 3).reshape(heads, -1, dim)
+        self.q_outer += by_head.transpose(1, 2) @ by_head
+        self.count += k.shape[0]
+        end = self.filled + sample.numel()
+        self.k_rows[self.filled : end] = k[sample].to(torch.float32)
+        self.v_rows[self.filled : end] = v[sample].to(torch.float32)
+        self.filled = end
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums and the rows kept so far, by field name."""
+        parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS}
+        return parts | {name: parts[name][: self.filled] for name in ("k_rows", "v_rows")}
+
+
+def output_gram(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Per kv head, sum over its G query heads of W_O^h (W_O^h)^T, from o_proj's weight [M, heads * D]. -> [H, D, D].
+
+    With it, ||(B^V W_O)_c||^2 is a quadratic form in row c of B^V (paper, Eq. waterfilling for the values).
+    """
+    rows = weight.detach().to(torch.float64).T.reshape(geometry.kv_heads, -1, geometry.head_dim, weight.shape[0])
+    return torch.einsum("hgdm,hgem->hde", rows, rows)
+
+
+def sample_rows(seed: int, window: int, tokens: int, quota: int) -> Tensor:
+    """``quota`` sorted distinct token positions of one window, a function of (seed, window) alone.
+
+    The sample is stratified over windows, so it does not depend on batch size, on resuming, or on worker count.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + window) % (2**63))
+    return torch.randperm(tokens, generator=generator)[:quota].sort().values

@@ -1,0 +1,78 @@
+"""Whitening-based feature decorrelation: k -> @encode -> latent -> quantize -> @decode -> k^.
+
+The paper factors W = A B through a Cholesky-whitened SVD. By its Proposition "Equivalence of Whitening-Based SVD and
+PCA of XW" the right singular vectors are the eigenvectors of the second moment of K = XW, so the same transform comes
+from K^T K alone: with K^T K / N = P diag(e) P^T and singular values S = sqrt(e),
+
+    B = sqrt(S) P^T   (decode),     h = x A = k P / sqrt(S)   (encode),     H^T H / N = S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# eigenvalues below this share of the largest are rounding noise of the float64 moment, not signal
+_DEAD = 1e-13
+
+
+@dataclass(frozen=True)
+class GroupTransform:
+    """Transform of one head group. encode, decode [E, E]: h = k @ encode, k = h @ decode. singular [E]: S."""
+
+    encode: Tensor
+    decode: Tensor
+    singular: Tensor
+
+
+def whitening(moment: Tensor) -> GroupTransform:
+    """The paper's transform from the second moment ``moment`` [E, E] = K^T K / N (Eq. AB-factorization).
+
+    Columns are ordered by falling singular value and their signs are fixed (largest component of each eigenvector
+    positive), so the result does not depend on the solver's choice. A direction the calibration never excited has
+    S = 0: it keeps a unit scale, so that encode and decode stay finite and inverse of each other.
+    """
+    moment = moment.to(torch.float64)
+    values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
+    values, vectors = values.flip(0), canonical_signs(vectors.flip(1))
+    alive = values > _DEAD * values[0].clamp_min(torch.finfo(torch.float64).tiny)
+    singular = torch.where(alive, values.clamp_min(0), torch.zeros_like(values)).sqrt()
+    root = torch.where(alive, singular, torch.ones_like(singular)).sqrt()
+    return GroupTransform(encode=vectors / root, decode=root[:, None] * vectors.T, singular=singular)
+
+
+def identity(size: int) -> GroupTransform:
+    """The transform that changes nothing, for ablations and references."""
+    eye = torch.eye(size, dtype=torch.float64)
+    return GroupTransform(encode=eye, decode=eye, singular=torch.ones(size, dtype=torch.float64))
+
+
+def canonical_signs(vectors: Tensor) -> Tensor:
+    """Flip each column of ``vectors`` so that its component of largest magnitude is positive (first one on ties)."""
+    picked = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    return vectors * torch.where(picked < 0, -1.0, 1.0)
+
+
+def group_moments(moment: Tensor, groups: int) -> list[Tensor]:
+    """The diagonal blocks [E, E] of a site's moment [C, C], one per head group (paper, Remark head-group)."""
+    size = moment.shape[0] // groups
+    return [moment[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)]
+
+
+def encode(x: Tensor, matrices: Tensor) -> Tensor:
+    """Latents of ``x`` [..., C] under ``matrices`` [groups, E, E]. -> [..., C]."""
+    return _by_group(x, matrices)
+
+
+def decode(h: Tensor, matrices: Tensor) -> Tensor:
+    """Vectors of latents ``h`` [..., C] under the decode ``matrices`` [groups, E, E]. -> [..., C]."""
+    return _by_group(h, matrices)
+
+
+def _by_group(x: Tensor, matrices: Tensor) -> Tensor:
+    groups, size, _ = matrices.shape
+    if groups == 1:
+        return x @ matrices[0]
+    return torch.einsum("...ge,gef->...gf", x.unflatten(-1, (groups, size)), matrices).flatten(-2)

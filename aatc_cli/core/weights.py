@@ -1,0 +1,44 @@
+"""Per-channel quantities of a transform: attention-aware weights, latent variances, percentile scales."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aatc_cli.core.transform import encode as encode_latents
+
+
+def quadratic_weights(decode: Tensor, forms: Tensor) -> Tensor:
+    """w[c] = sum over the group's kv heads h of B[c, h] F[h] B[c, h]^T. decode [groups, E, E], forms [H, D, D] -> [C].
+
+    With F[h] = sum over query heads of E[q q^T] this is the paper's w^(K)[c] = sum E[(B_c q)^2] (Remark on grouped
+    query attention); with F[h] = sum over query heads of W_O W_O^T it is w^(V)[c] = ||(B^V W_O)_c||^2.
+    """
+    groups, size, _ = decode.shape
+    heads, dim, _ = forms.shape
+    rows = decode.to(torch.float64).reshape(groups, size, heads // groups, dim)
+    form = forms.to(torch.float64).reshape(groups, heads // groups, dim, dim)
+    return torch.einsum("gchd,ghde,gche->gc", rows, form, rows).clamp_min(0).flatten()
+
+
+def latent_variance(encode: Tensor, moment: Tensor) -> Tensor:
+    """Second moment of every latent channel: diag(A^T M A) per group. encode [groups, E, E], moment [C, C] -> [C].
+
+    The moment about zero, as in the paper's H^T H: the quantizer is symmetric, so a channel's mean costs bits too.
+    """
+    groups, size, _ = encode.shape
+    blocks = torch.stack([moment[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
+    matrices = encode.to(torch.float64)
+    return torch.einsum("gec,gef,gfc->gc", matrices, blocks.to(torch.float64), matrices).clamp_min(0).flatten()
+
+
+def channel_scales(encode: Tensor, rows: Tensor, variance: Tensor, percentile: float = 99.0) -> Tensor:
+    """s[c]: the ``percentile`` of |h_c| over sampled rows [R, C] (paper, "The right scaling"). -> [C], positive.
+
+    A channel whose percentile is zero though it has variance takes its standard deviation, and a dead one takes 1,
+    so that no scale is ever zero.
+    """
+    latents = encode_latents(rows.to(torch.float64), encode.to(torch.float64)).abs()
+    scales = torch.quantile(latents, percentile / 100.0, dim=0)
+    scales = torch.where(scales > 0, scales, variance.sqrt())
+    return torch.where(scales > 0, scales, torch.ones_like(scales))

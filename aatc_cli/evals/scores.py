@@ -1,0 +1,89 @@
+"""Score windows under several methods at once, so that the reference forward pass is shared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.attention import scored_logits
+
+# positions compared at once: bounds the float32 copies of a large vocabulary
+_POSITIONS = 256
+
+
+@dataclass
+class Scores:
+    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1."""
+
+    kl: list[Tensor] = field(default_factory=list)
+    nll: list[Tensor] = field(default_factory=list)
+    nll_reference: list[Tensor] = field(default_factory=list)
+    agree: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def kl_summary(self) -> dict[str, float | None]:
+        """kl_mean, kl_stderr over windows, kl_p99 over positions, top1."""
+        mean, stderr = mean_and_stderr([float(kl.mean()) for kl in self.kl])
+        everything = torch.cat(self.kl).to(torch.float64)
+        index = int(0.99 * (everything.numel() - 1))
+        return {
+            "kl_mean": mean,
+            "kl_stderr": stderr,
+            "kl_p99": float(everything.sort().values[index]),
+            "top1": float(torch.cat(self.agree).to(torch.float64).mean()),
+        }
+
+    def nll_summary(self) -> dict[str, float | None]:
+        """nll with its standard error over windows, and the reference's nll on the same positions."""
+        mean, stderr = mean_and_stderr([float(nll.mean()) for nll in self.nll])
+        reference, _ = mean_and_stderr([float(nll.mean()) for nll in self.nll_reference])
+        return {"nll": mean, "nll_stderr": stderr, "nll_reference": reference}
+
+
+@torch.no_grad()
+def score_windows(
+    model: nn.Module, sites: list[AttentionSite], methods: Sequence[Method], windows: Tensor, first: int,
+    after: Callable[[str], None],
+) -> list[Scores]:  # fmt: skip
+    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done."""
+    results = [Scores() for _ in methods]
+    device = next(model.parameters()).device
+    for index, window in enumerate(windows):
+        tokens = window[None].to(device)
+        reference = scored_logits(model, tokens, first)
+        check_finite(reference, "reference", index)
+        after("reference")
+        for method, scores in zip(methods, results, strict=True):
+            began = time.perf_counter()
+            logits = method_logits(model, sites, method, tokens, first)
+            check_finite(logits, method.name, index)
+            _compare(scores, reference, logits, tokens[0, first + 1 :])
+            scores.seconds += time.perf_counter() - began
+            after(method.name)
+    return results
+
+
+def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, targets.numel(), _POSITIONS):
+        rows = slice(start, start + _POSITIONS)
+        parts.append(
+            (
+                kl_divergence(reference[rows], logits[rows]),
+                negative_log_likelihood(logits[rows], targets[rows]),
+                negative_log_likelihood(reference[rows], targets[rows]),
+                (reference[rows].argmax(-1) == logits[rows].argmax(-1)).to(torch.float32),
+            )
+        )
+    kl, nll, nll_reference, agree = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    scores.kl.append(kl)
+    scores.nll.append(nll)
+    scores.nll_reference.append(nll_reference)
+    scores.agree.append(agree)

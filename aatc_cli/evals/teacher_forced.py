@@ -1,0 +1,133 @@
+"""One forward pass that sees the compressed cache as decode would: exact near, reconstructed far, chosen by a mask.
+
+Query t has t + 1 tokens in its cache. By the window rule (`core.layout.packed_tokens`) the oldest non-sink tokens are
+packed in blocks; those it reads reconstructed, its sinks and recent window it reads exactly. All positions are scored
+in one pass, which is what sequential decoding would have seen token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aatc_cli.config import Window
+from aatc_cli.core import Side
+from aatc_cli.core.codec import Codec
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.rope import apply_rope
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionSite, rebias
+from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+
+_TILE = 256
+
+Codecs = Sequence[Mapping[Side, Codec]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A compressed cache to evaluate: one codec per layer and side, and the window it keeps exact."""
+
+    name: str
+    codecs: Codecs
+    window: Window
+
+
+def method_logits(
+    model: torch.nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int
+) -> Tensor:
+    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V]."""
+
+    def attend(inputs: LayerInputs) -> Tensor:
+        k_hat, v_hat = reconstruct(inputs, method.codecs[inputs.site.layer])
+        return mixed_attention(inputs, k_hat, v_hat, method.window)
+
+    with attention_override(model, sites, attend):
+        return scored_logits(model, tokens, first)
+
+
+def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tensor, Tensor]:
+    """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
+
+    Raises `AatcError` when re-rotating the captured keys does not give the model's own keys, which means that the
+    model's position embedding is not the half-split rotation this tool reconstructs with.
+    """
+    heads, dim = inputs.key.shape[1], inputs.key.shape[3]
+
+    def by_head(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (heads, dim)).transpose(1, 2)
+
+    site = inputs.site
+    exact = apply_rope(by_head(rebias(inputs.k_raw, site.k_bias)), inputs.cos, inputs.sin)
+    if not torch.allclose(exact, inputs.key, rtol=2e-2, atol=2e-2 * float(inputs.key.abs().amax())):
+        raise AatcError(
+            f"the rotary embedding of {site.name} is not the half-split one", "this model is not supported yet"
+        )
+    k_hat = by_head(rebias(codecs["k"].reconstruct(inputs.k_raw), site.k_bias))
+    v_hat = by_head(rebias(codecs["v"].reconstruct(inputs.v_raw), site.v_bias))
+    return apply_rope(k_hat, inputs.cos, inputs.sin), v_hat
+
+
+def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window) -> Tensor:
+    """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries. -> [B, Hq, T, D]."""
+    length = inputs.query.shape[2]
+    tiles = [
+        _tile(inputs, k_hat, v_hat, window, start, min(start + _TILE, length)) for start in range(0, length, _TILE)
+    ]
+    return torch.cat(tiles, dim=2)
+
+
+def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, start: int, end: int) -> Tensor:
+    device = inputs.query.device
+    sinks = min(window.sinks, end)
+    near_from = window.sinks + packed_tokens(start + 1, window)
+    far_until = window.sinks + packed_tokens(end, window)
+    far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
+    keys = torch.cat((inputs.key[:, :, :sinks], k_hat[:, :, far], inputs.key[:, :, near]), dim=2)
+    values = torch.cat((inputs.value[:, :, :sinks], v_hat[:, :, far], inputs.value[:, :, near]), dim=2)
+
+    queries = torch.arange(start, end, device=device)[:, None]
+    packed_until = torch.tensor(
+        [window.sinks + packed_tokens(t + 1, window) for t in range(start, end)], device=device
+    )[:, None]
+    positions = torch.arange(end, device=device)
+    # the last row of `positions[far]` may already be far for the tile's last query and still near for its first
+    allowed = torch.cat(
+        (
+            (positions[:sinks] <= queries),
+            (positions[far] < packed_until),
+            (positions[near] >= packed_until) & (positions[near] <= queries),
+        ),
+        dim=1,
+    )
+    if inputs.site.sliding_window is not None:
+        columns = torch.cat((positions[:sinks], positions[far], positions[near]))
+        allowed &= queries - columns < inputs.site.sliding_window
+    return F.scaled_dot_product_attention(
+        inputs.query[:, :, start:end], keys, values, attn_mask=allowed, scale=inputs.scaling, enable_gqa=True
+    )
+
+
+def check_context(length: int, limit: int | None) -> None:
+    """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
+    if limit is not None and length > limit:
+        raise AatcError(
+            f"windows of {length} tokens are longer than the model's context of {limit}",
+            f"use --length {limit} or less",
+        )
+
+
+def check_finite(logits: Tensor, name: str, window: int) -> None:
+    """Raise `AatcError` naming the method, window and first position whose logits are not finite."""
+    bad = ~torch.isfinite(logits).all(-1)
+    if bool(bad.any()):
+        raise AatcError(
+            f"{name}: logits are not finite in window {window}, scored position {int(bad.nonzero()[0])}",
+            "run with --dtype float32; if it persists, the statistics do not fit this model",
+        )
+
+

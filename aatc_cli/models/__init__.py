@@ -1,0 +1,1 @@
+"""Everything that touches transformers: loading, identity, adapters, capture, attention overrides."""
