@@ -40,6 +40,7 @@ class Evaluation(Settings):
     recipe: str
     budget: str | None = Field(None, description="the plan's budget label; null for fp16")
     model: str
+    model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
     plan: str | None = Field(None, description="digest of the plan; null for fp16")
     bits: float = Field(description="mean code bits per channel of a packed token")
     bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")

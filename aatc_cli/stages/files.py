@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,21 @@ class Run:
             handle.truncate(0)
             handle.write(str(os.getpid()))
             handle.flush()
+            for folder in (self.root, self.root / "plans", self.root / "transforms"):
+                _sweep(folder)
             yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written; bring back an artifact it had just moved aside."""
+    for leftover in [*folder.glob(".*.tmp-*"), *folder.glob(".*.old-*")]:
+        name = leftover.name[1:].rsplit(".", 1)[0]
+        if ".old-" in leftover.name and not (folder / name).exists():
+            os.rename(leftover, folder / name)
+        elif leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:

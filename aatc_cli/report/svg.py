@@ -1,0 +1,97 @@
+"""One house style for all figures, and SVG text that can stand inside a page: themed, deterministic, unique ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+# every colour of a figure is one of these; in the page it becomes a variable that the dark theme redefines
+INK, MUTED, GRID, BAND = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4"
+SERIES = ("#1f6fb4", "#d1661b", "#2b9166", "#8a5bb8", "#c23f57", "#8c7a1f", "#3a9bb0", "#77685d")
+LEVELS = ("#0b4f6c", "#01708f", "#0f93a8", "#43b0b0", "#7fc8b4", "#b4d9b5")
+THEME = {
+    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band",
+    **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
+    **{colour: f"w{i}" for i, colour in enumerate(LEVELS, 1)},
+}  # fmt: skip
+SIDE_COLOUR = {"k": SERIES[0], "v": SERIES[1]}
+
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: it takes the page's font and can be searched
+    "text.parse_math": False,  # names of texts and recipes may hold a dollar sign
+    "font.size": 9.0,
+    "font.family": ["DejaVu Sans"],
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.0,
+}
+
+
+def draw(name: str, width: float, height: float, paint: Callable[[Any], None]) -> str:
+    """The SVG element that ``paint`` draws on an empty figure of ``width`` x ``height`` inches.
+
+    ``name`` salts and prefixes every id, so that figures can share a page. The text is a function of the drawing
+    alone: no date, no random ids. No global plotting state is touched beyond this call.
+    """
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        buffer = StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _inline(buffer.getvalue(), name)
+
+
+def log_axis(axis: Any) -> None:
+    """Plain labels at powers of ten: mathematical text would bring its own font and placement."""
+    axis.set_major_locator(LogLocator(10, numticks=7))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-").replace("e+0", "e")))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _inline(text: str, name: str) -> str:
+    text = text[text.index("<svg") :].rstrip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"| version="[^"]*"', "", text)
+    text = text.replace("xlink:href=", "href=")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = text.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
+    # only inside style attributes: a text may show a colour code of its own
+    return re.sub(r'style="[^"]*"', lambda match: _themed(match[0]), text)
+
+
+def _themed(style: str) -> str:
+    style = re.sub(r"#[0-9a-f]{6}", lambda m: f"var(--{THEME[m[0]]}, {m[0]})" if m[0] in THEME else m[0], style)
+    return re.sub(r"'DejaVu Sans'", "var(--font, sans-serif)", style)

@@ -1,0 +1,170 @@
+"""allocate: widths for every site and channel from a Transform; deterministic, checkable, many budgets at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
+from aatc_cli.config import MAX_BITS, Budget, Window
+from aatc_cli.console import say
+from aatc_cli.core import SIDES
+from aatc_cli.core.allocate import Allocation, Energies
+from aatc_cli.core.allocate import allocate as allocate_bits
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.profiles import Recipe, dump
+from aatc_cli.stages.files import Plan, Run, load_energies, open_plan, transform_of
+from aatc_cli.stages.versions import versions
+
+# budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
+_GRID = 1024
+_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a re-derived plan differs from the one checked."""
+
+    layer: int
+    side: str
+    channel: int
+    planned: int
+    derived: int
+
+
+def allocate(run: Run, recipe: Recipe, budgets: list[Budget], *, transform: Path | None = None, force: bool = False) -> list[Plan]:
+    """Make one Plan per budget from the run's Transform (or the one at ``transform``).
+
+    Raises `AatcError` when a budget cannot be met, `SettingsMismatchError` when a plan exists with other settings.
+    """
+    if recipe.allocator == "none":
+        raise UsageError(f"recipe {recipe.name} allocates nothing", f"evaluate it directly: aatc eval --recipe {recipe.name}")
+    artifact = open_artifact(transform or run.transform(recipe.transform), "transform")
+    kind = artifact.manifest.settings.get("transform")
+    if kind != recipe.transform:
+        raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", "see aatc whiten --help")
+    with run.lock():
+        energies: Energies | None = None
+        plans = []
+        for budget in budgets:
+            target = run.plan(recipe.name, budget)
+            wanted = {
+                "settings": _settings(recipe, budget), "inputs": {"transform": artifact.manifest.digest},
+                "model": artifact.manifest.model.model_dump(mode="json"),
+            }  # fmt: skip
+            if unchanged(target, "plan", wanted, force=force) is not None:
+                say(f"allocate: inputs unchanged, nothing to do ({target})")
+            else:
+                energies = energies if energies is not None else load_energies(artifact)
+                manifest = _write(target, artifact, energies, recipe, budget)
+                say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
+            plans.append(open_plan(target))
+    return plans
+
+
+def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
+    """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
+    artifact = transform_of(plan, transform)
+    derived, _, _ = derive(artifact, load_energies(artifact), plan.recipe, plan.budget)
+    return [
+        Difference(layer, side, channel, planned, int(derived.bits[layer][side][channel]))
+        for layer, widths in enumerate(plan.bits)
+        for side in SIDES
+        for channel, planned in enumerate(widths[side])
+        if planned != int(derived.bits[layer][side][channel])
+    ]
+
+
+def derive(
+    transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget
+) -> tuple[Allocation, CacheLayout, float]:
+    """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
+    geometry = transform.manifest.model.geometry
+    groups = int(transform.manifest.settings["head_groups"])
+
+    def layout_of(allocation: Allocation) -> CacheLayout:
+        bits = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+        return CacheLayout.of_bits(geometry, recipe.window, groups, bits)
+
+    if budget.unit == "bits":
+        allocation = allocate_bits(energies, recipe, budget.value)
+        return allocation, layout_of(allocation), budget.value
+    assert budget.context is not None
+    allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0))
+    low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
+    best: tuple[Allocation, CacheLayout, float] | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        allocation = _allocation_or_none(energies, recipe, middle / _GRID)
+        layout = layout_of(allocation) if allocation is not None else None
+        if allocation is None or layout is None or layout.bytes(budget.context) <= allowed:
+            best = (allocation, layout, middle / _GRID) if allocation is not None and layout is not None else best
+            low = middle + 1
+        else:
+            high = middle - 1
+    if best is None:
+        raise _too_small(budget, allowed, recipe.window)
+    return best
+
+
+def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:
+    """Cache bytes a ratio or size budget allows; raises `AatcError` when sinks, window and scales exceed it already."""
+    assert budget.context is not None
+    reference = empty.reference_bytes(budget.context)
+    allowed = int(reference / budget.value) if budget.unit == "ratio" else int(budget.value)
+    fixed = empty.bytes(budget.context)
+    if allowed <= fixed:
+        raise AatcError(
+            f"{allowed:,} bytes at {budget.context} tokens are not more than the {fixed:,} bytes "
+            "that sinks, window and token scales take alone",
+            f"allow more bytes, use a longer --context, or a ratio below {reference / fixed:.2f}",
+        )
+    return allowed
+
+
+def _too_small(budget: Budget, allowed: int, window: Window) -> AatcError:
+    return AatcError(
+        f"no allocation fits {allowed:,} bytes at {budget.context} tokens with a window of {window.recent}",
+        "allow more bytes, or use a recipe with fewer protected layers",
+    )
+
+
+def _allocation_or_none(energies: Energies, recipe: Recipe, bits: float) -> Allocation | None:
+    try:
+        return allocate_bits(energies, recipe, bits)
+    except AatcError:
+        return None  # too few bits for the protected layers: the search goes on above
+
+
+def _settings(recipe: Recipe, budget: Budget) -> dict[str, Any]:
+    return {"recipe": dump(recipe), "budget": dump(budget)}
+
+
+def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget) -> Manifest:
+    allocation, layout, bits = derive(transform, energies, recipe, budget)
+    channels = 2 * layout.geometry.layers * layout.geometry.channels
+    total = sum(int(layer[side].sum()) for layer in allocation.bits for side in SIDES)
+    with ArtifactWriter(target, "plan") as writer:
+        for index, layer in enumerate(allocation.bits):
+            for side in SIDES:
+                writer.add(f"layers.{index}.{side}.bits", torch.from_numpy(layer[side]).to(torch.uint8))
+        return writer.commit(
+            settings=_settings(recipe, budget), model=transform.manifest.model,
+            inputs={"transform": transform.manifest.digest},
+            results={
+                "bits_mean": total / channels, "bits_budget": bits, "head_groups": layout.groups,
+                "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
+                "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
+                "layout": layout.summary(budget.context or _CONTEXT),
+            },
+            provenance={"versions": versions()},
+        )  # fmt: skip
+
+
+def _short(value: float) -> float:
+    # nine digits: the last one or two of a logarithm may differ between mathematics libraries, the digest must not
+    return float(f"{value:.9g}")

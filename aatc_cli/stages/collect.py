@@ -1,0 +1,256 @@
+"""collect: run the model over calibration text and keep second moments, sampled rows and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from aatc_cli.artifact import (
+    ArtifactWriter,
+    Manifest,
+    ModelIdentity,
+    TextRecord,
+    open_artifact,
+    replace_directory,
+    unchanged,
+)
+from aatc_cli.config import Geometry, Settings
+from aatc_cli.console import Ticker, progress, say
+from aatc_cli.core.stats import LayerStats, output_gram, sample_rows
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionSite, attention_sites, non_finite
+from aatc_cli.models.capture import capture
+from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
+from aatc_cli.profiles import ModelProfile, TextMixture, dump
+from aatc_cli.stages.files import Run, load_layer_stats
+from aatc_cli.stages.versions import versions
+from aatc_cli.text.windows import draw_windows
+
+
+class CollectSettings(Settings):
+    """What is collected; together with the model and the texts it determines the Stats."""
+
+    samples: int = Field(ge=1, description="windows")
+    length: int = Field(ge=2, description="tokens per window")
+    seed: int = Field(0, ge=0, lt=2**31)
+    skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
+    rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """How it is collected; never hashed."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    batch: int = 1
+    checkpoint_seconds: float = 60.0
+    force: bool = False
+
+
+@dataclass
+class _Timer:
+    """Seconds in the whole forward pass and, inside it, in the statistics."""
+
+    total: float = 0.0
+    statistics: float = 0.0
+
+
+def collect(
+    run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
+    options: CollectOptions, profile: ModelProfile | None = None,
+) -> Manifest:  # fmt: skip
+    """Make the Stats ``name`` of ``run``, or continue an interrupted one from its last checkpoint.
+
+    Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with others.
+    """
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    identity = identify(source, config, tokenizer)
+    check_profile(profile, identity.geometry)
+    check_length(settings.length, getattr(config.get_text_config(), "max_position_embeddings", None))
+    check_rank(settings, identity.geometry)
+    drawn = draw_windows(
+        mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
+        bos=tokenizer.bos,
+    )  # fmt: skip
+    wanted = {
+        "settings": dump(settings), "model": identity.model_dump(mode="json"),
+        "texts": [record.model_dump(mode="json") for record in drawn.records],
+    }  # fmt: skip
+    target, partial = run.stats(name), run.root / f".{name}.partial"
+    with run.lock():
+        existing = unchanged(target, "stats", wanted, force=options.force)
+        if existing is not None:
+            say(f"collect: inputs unchanged, nothing to do ({target})")
+            return existing
+        if options.force:
+            shutil.rmtree(partial, ignore_errors=True)
+        unchanged(partial, "stats", wanted, force=False)
+        model = load_model(source, device=options.device, dtype=options.dtype)
+        sites = attention_sites(model)
+        job = _Job(
+            settings, identity, drawn.records, sites, options.device, profile.head_groups if profile else 1,
+            {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
+            | ({"profile": profile.name} if profile else {}),
+        )  # fmt: skip
+        start = job.resume(partial)
+        if start:
+            say(f"collect: continuing from window {start} of {settings.samples}")
+        timer = _Timer()
+        with progress("collect", settings.samples, start) as ticker:
+            _run_model(job, model, drawn.tokens, start, options, timer, partial, ticker)
+        manifest = job.write(partial, settings.samples)
+        replace_directory(partial, target)
+    forward = timer.total - timer.statistics
+    say(
+        f"collect: {job.tokens(settings.samples)} tokens; forward {forward:.1f} s, "
+        f"statistics {timer.statistics:.1f} s ({100 * timer.statistics / max(forward, 1e-9):.0f} % of it) -> {target}"
+    )
+    return manifest
+
+
+class _Job:
+    """The statistics being collected, and how they go to disk and come back."""
+
+    def __init__(
+        self, settings: CollectSettings, identity: ModelIdentity, texts: list[TextRecord],
+        sites: list[AttentionSite], device: str, head_groups: int, how: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
+        self.head_groups = head_groups
+        self.device = torch.device(device)
+        geometry = identity.geometry
+        self.layers = [
+            LayerStats.empty(geometry, settings.rows, output_gram(site.o.weight.to(device), geometry)) for site in sites
+        ]
+
+    def tokens(self, windows: int) -> int:
+        """Calibration tokens in ``windows`` windows."""
+        return windows * (self.settings.length - self.settings.skip_first)
+
+    def quota(self, window: int) -> int:
+        """Rows kept of one window, so that all windows together keep ``rows``."""
+        rows, samples = self.settings.rows, self.settings.samples
+        return rows * (window + 1) // samples - rows * window // samples
+
+    def write(self, path: Path, windows: int) -> Manifest:
+        """Write the sums after ``windows`` windows as a Stats at ``path``."""
+        with ArtifactWriter(path, "stats") as writer:
+            for index, layer in enumerate(self.layers):
+                for name, tensor in layer.tensors().items():
+                    writer.add(f"layers.{index}.{name}", tensor)
+            return writer.commit(
+                settings=dump(self.settings), model=self.identity, texts=self.texts,
+                results={"windows": windows, "tokens": self.tokens(windows), "head_groups": self.head_groups},
+                provenance={"versions": versions(), **self.how},
+            )  # fmt: skip
+
+    def resume(self, path: Path) -> int:
+        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers."""
+        if not path.exists():
+            return 0
+        artifact = open_artifact(path, "stats")
+        for index, layer in enumerate(self.layers):
+            saved = load_layer_stats(artifact, index)
+            for name, tensor in saved.tensors().items():
+                held: Tensor = getattr(layer, name)
+                held[: tensor.shape[0]] = tensor.to(self.device)
+            layer.count, layer.filled = saved.count, saved.filled
+        return int(artifact.manifest.results["windows"])
+
+
+@torch.no_grad()
+def _run_model(
+    job: _Job, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
+    ticker: Ticker,
+) -> None:  # fmt: skip
+    body = model.get_decoder() if hasattr(model, "get_decoder") else model
+    saved_at = time.monotonic()
+    for first in range(start, windows.shape[0], options.batch):
+        batch = windows[first : first + options.batch].to(options.device)
+        began = _clock(options.device)
+        with capture(job.sites, _updater(job, first, timer, options.device)):
+            body(input_ids=batch, use_cache=False)
+        timer.total += _clock(options.device) - began
+        ticker.advance(batch.shape[0])
+        done = first + batch.shape[0]
+        if done < windows.shape[0] and time.monotonic() - saved_at >= options.checkpoint_seconds:
+            job.write(partial, done)
+            saved_at = time.monotonic()
+
+
+def _updater(job: _Job, first: int, timer: _Timer, device: str) -> Callable[[int, Tensor, Tensor, Tensor], None]:
+    skip = job.settings.skip_first
+    geometry = job.identity.geometry
+
+    def update(layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        began = _clock(device)
+        for what, tensor in (("queries", q), ("keys", k), ("values", v)):
+            bad = non_finite(tensor)
+            if bad is not None:
+                raise AatcError(
+                    f"the {what} of layer {layer} are not finite at token {bad[1]} of window {first + bad[0]}",
+                    "run with --dtype float32 or bfloat16; float16 overflows in some models",
+                )
+        kept = k.shape[1] - skip
+        samples = [
+            sample_rows(job.settings.seed, first + i, kept, job.quota(first + i)) + i * kept for i in range(k.shape[0])
+        ]
+        job.layers[layer].update(
+            q[:, skip:].reshape(-1, geometry.heads, geometry.head_dim), k[:, skip:].flatten(0, 1),
+            v[:, skip:].flatten(0, 1), torch.cat(samples).to(device),
+        )  # fmt: skip
+        timer.statistics += _clock(device) - began
+
+    return update
+
+
+def _clock(device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:
+    """Raise `AatcError` naming the first field in which the model differs from its profile."""
+    if profile is None:
+        return
+    for field in Geometry.model_fields:
+        expected, actual = getattr(profile.geometry, field), getattr(geometry, field)
+        if expected != actual:
+            raise AatcError(
+                f"profile {profile.name} expects {field} = {expected}, but the model has {actual}",
+                "use the profile of this model, or --model alone with --text, --samples and --length",
+            )
+
+
+def check_length(length: int, limit: int | None) -> None:
+    """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
+    if limit is not None and length > limit:
+        raise AatcError(
+            f"windows of {length} tokens are longer than the model's context of {limit}", f"use --length {limit} or less"
+        )
+
+
+def check_rank(settings: CollectSettings, geometry: Geometry) -> None:
+    """Raise `AatcError` when the calibration cannot determine the moments: no tokens, or fewer than channels."""
+    if settings.length <= settings.skip_first:
+        raise AatcError(
+            f"windows of {settings.length} tokens have nothing left after the first {settings.skip_first}",
+            "raise --length",
+        )
+    tokens = settings.samples * (settings.length - settings.skip_first)
+    if tokens < geometry.channels:
+        raise AatcError(
+            f"{tokens} calibration tokens are fewer than the {geometry.channels} channels of a site: "
+            "their second moment would be rank-deficient",
+            f"raise --samples or --length; ten times the channels ({10 * geometry.channels} tokens) is a sound minimum",
+        )

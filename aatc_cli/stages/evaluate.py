@@ -1,0 +1,230 @@
+"""eval: run the model with compressed caches over held-out text; one JSON per task, recipe, budget and text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aatc_cli.artifact import ModelIdentity, require_model
+from aatc_cli.console import progress, say
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import CastCodec, TransformCodec
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import UsageError
+from aatc_cli.evals.distortion import measure_distortion
+from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
+from aatc_cli.evals.scores import Scores, score_windows
+from aatc_cli.evals.teacher_forced import Method, check_context
+from aatc_cli.models.adapter import attention_sites
+from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
+from aatc_cli.profiles import Recipe
+from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
+from aatc_cli.stages.versions import versions
+from aatc_cli.text.windows import Windows, consecutive_windows
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """What is evaluated. ``first`` None means the task's default: 512 (or half a window) for kl, 0 for perplexity."""
+
+    task: Task
+    text: str
+    length: int = 1024
+    limit: int | None = 4
+    first: int | None = None
+    queries: int = 8
+
+    @property
+    def first_position(self) -> int:
+        """First scored position of a window."""
+        if self.first is not None:
+            return self.first
+        return 0 if self.task == "perplexity" else min(512, self.length // 2)
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How it is evaluated; never part of a file's identity, but recorded in it."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One cache under evaluation: a plan, or a recipe that needs none (fp16)."""
+
+    recipe: Recipe
+    plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        """Name in progress and errors."""
+        return self.plan.name if self.plan else self.recipe.name
+
+
+def evaluate(
+    run: Run, source: ModelSource, subjects: Sequence[Subject], settings: EvalSettings, options: EvalOptions
+) -> list[Evaluation]:
+    """Evaluate every subject on the same windows and write one file each; those already there are not run again.
+
+    Raises `ArtifactError` when a plan is of another model, `AatcError` for text or windows that cannot be used.
+    """
+    _check(settings, subjects)
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    identity = identify(source, config, tokenizer)
+    check_context(settings.length, getattr(config.get_text_config(), "max_position_embeddings", None))
+    for subject in subjects:
+        if subject.plan:
+            require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+    windows = consecutive_windows(
+        settings.text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos
+    )
+    frame = _Frame(identity, settings, options, windows)
+    results = {subject.name: frame.existing(run, subject) for subject in subjects}
+    missing = [subject for subject in subjects if results[subject.name] is None]
+    for subject in subjects:
+        if results[subject.name] is not None:
+            say(f"eval: {settings.task} of {subject.name} is there already, nothing to do")
+    if missing:
+        model = load_model(source, device=options.device, dtype=options.dtype)
+        runner = _run_distortion if settings.task == "distortion" else _run_scores
+        for subject, evaluation in zip(missing, runner(model, missing, frame), strict=True):
+            path = write_evaluation(run.evals, evaluation)
+            say(f"eval: {settings.task} of {subject.name} -> {path}")
+            results[subject.name] = evaluation
+    return [found for found in results.values() if found is not None]
+
+
+def _check(settings: EvalSettings, subjects: Sequence[Subject]) -> None:
+    if not subjects:
+        raise UsageError("nothing to evaluate", "name plans by --recipe and --budget, or by --plan")
+    if not 0 <= settings.first_position < settings.length - 1:
+        raise UsageError(
+            f"--first {settings.first_position} leaves no position to score in windows of {settings.length}",
+            "use a smaller --first or a larger --length",
+        )
+    if settings.task == "distortion":
+        for subject in subjects:
+            if subject.plan is None:
+                raise UsageError(f"{subject.name} has no quantizer to predict", "evaluate distortion of a plan")
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What all subjects of one call share, and how it becomes an Evaluation."""
+
+    identity: ModelIdentity
+    settings: EvalSettings
+    options: EvalOptions
+    windows: Windows
+
+    def evaluation(self, subject: Subject, dtype: str, seconds: float, measured: dict[str, Any]) -> Evaluation:
+        """The record of one subject with what was measured."""
+        s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
+        return Evaluation(
+            task=s.task, recipe=subject.recipe.name, budget=subject.plan.budget.label if subject.plan else None,
+            model=self.identity.name, model_fingerprint=self.identity.weights_fingerprint,
+            plan=subject.plan.artifact.manifest.digest if subject.plan else None, **_size(subject, s.length),
+            context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
+            windows=tokens.shape[0], length=s.length, stride=s.length, first_position=s.first_position,
+            tokens_scored=tokens.shape[0] * (s.length - 1 - s.first_position), sinks=window.sinks,
+            recent=window.recent, flush=window.flush, seconds=seconds, device=device_name(self.options.device),
+            dtype=dtype, versions=versions(), **measured,
+        )  # fmt: skip
+
+    def existing(self, run: Run, subject: Subject) -> Evaluation | None:
+        """The evaluation already on disk, if it is of exactly this plan, model, text and windows."""
+        if self.options.force:
+            return None
+        draft = self.evaluation(subject, "", 0.0, {})
+        path = run.evals / draft.file_name
+        if not path.is_file():
+            return None
+        found = read_evaluation(path)
+        keys = ("plan", "model_fingerprint", "text_sha256", "windows", "stride", "sinks", "recent", "flush")
+        return found if all(getattr(found, key) == getattr(draft, key) for key in keys) else None
+
+
+def _size(subject: Subject, tokens: int) -> dict[str, float]:
+    if subject.plan is None:
+        return {"bits": 16.0, "bits_effective": 16.0, "ratio": 1.0}
+    layout: CacheLayout = subject.plan.layout
+    return {
+        "bits": subject.plan.mean_bits, "bits_effective": layout.bits_effective(tokens), "ratio": layout.ratio(tokens),
+    }  # fmt: skip
+
+
+def _codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
+    if subject.plan is None:
+        return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
+    return list(load_codecs(subject.plan, transform_of(subject.plan), device))
+
+
+def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
+    sites, device = attention_sites(model), frame.options.device
+    methods = [Method(s.name, _codecs(s, len(sites), device), s.recipe.window) for s in subjects]
+    total = frame.windows.tokens.shape[0] * (1 + len(methods))
+    with progress(f"eval {frame.settings.task}", total) as ticker:
+        scores = score_windows(
+            model, sites, methods, frame.windows.tokens, frame.settings.first_position,
+            lambda name: ticker.advance(text=f"eval {frame.settings.task}: {name}"),
+        )  # fmt: skip
+    dtype = str(model.dtype).removeprefix("torch.")
+    return [
+        frame.evaluation(subject, dtype, score.seconds, _measured(frame.settings.task, score))
+        for subject, score in zip(subjects, scores, strict=True)
+    ]
+
+
+def _measured(task: Task, scores: Scores) -> dict[str, Any]:
+    nll = scores.nll_summary()
+    if task == "kl":
+        return scores.kl_summary() | nll
+    mean, stderr, reference = nll["nll"], nll["nll_stderr"], nll["nll_reference"]
+    assert mean is not None
+    assert reference is not None
+    perplexity = float(torch.tensor(mean, dtype=torch.float64).exp())
+    return nll | {
+        "perplexity": perplexity,
+        # delta method: the derivative of exp is exp itself
+        "perplexity_stderr": None if stderr is None else perplexity * stderr,
+        "perplexity_reference": float(torch.tensor(reference, dtype=torch.float64).exp()),
+    }
+
+
+def _run_distortion(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
+    sites, tokens = attention_sites(model), frame.windows.tokens
+    first, last = frame.settings.first_position, frame.settings.length - 1
+    count = min(frame.settings.queries, last - first + 1)
+    positions = [first + (last - first) * (i + 1) // count for i in range(count)]
+    dtype = str(model.dtype).removeprefix("torch.")
+    results = []
+    with progress("eval distortion", len(subjects) * tokens.shape[0] * len(sites)) as ticker:
+        for subject in subjects:
+            assert subject.plan is not None
+            began = time.perf_counter()
+            codecs: list[dict[Any, TransformCodec]] = _codecs(subject, len(sites), frame.options.device)
+            rows = measure_distortion(
+                model, sites, codecs, subject.recipe.window, tokens, positions, lambda: ticker.advance()
+            )
+            results.append(frame.evaluation(subject, dtype, time.perf_counter() - began, {"distortion": rows}))
+    return results
+
+
+def device_name(device: str) -> str:
+    """What a figure ran on: the GPU's name, or the CPU's model where the system tells it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as handle:
+            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
+        return names[0] if names else "cpu"
+    except OSError:
+        return "cpu"
+

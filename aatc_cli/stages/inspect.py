@@ -1,0 +1,180 @@
+"""inspect: what is in an artifact and what a budget costs; tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
+from aatc_cli.config import Budget, Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import ArtifactError
+from aatc_cli.evals.schema import read_evaluation
+from aatc_cli.profiles import ModelProfile, Recipe
+from aatc_cli.stages.allocate import allowed_bytes
+from aatc_cli.stages.files import Plan, Run, open_plan
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: title, column names, rows of text."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The same facts twice: ``data`` for programs, ``tables`` for people."""
+
+    data: dict[str, Any]
+    tables: list[Table] = field(default_factory=list)
+
+
+def inspect_path(path: Path, context: int) -> Inspection:
+    """Inspect an artifact directory, a run directory or an evaluation file; raises `ArtifactError` for anything else."""
+    if path.is_file():
+        evaluation = read_evaluation(path)
+        data = evaluation.model_dump(mode="json")
+        shown = [[key, _number(value)] for key, value in data.items() if key != "distortion" and value is not None]
+        return Inspection(data, [Table(f"evaluation {path.name}", ["field", "value"], shown)])
+    if not (path / MANIFEST).is_file():
+        return inspect_run(Run(path))
+    kind = read_manifest(path).kind
+    if kind == "plan":
+        return inspect_plan(open_plan(path), context)
+    return _inspect_transform(path) if kind == "transform" else _inspect_stats(path)
+
+
+def inspect_run(run: Run) -> Inspection:
+    """The artifacts in a run directory, in pipeline order."""
+    places = [run.root / name for name in ("stats", "stats-transform")]
+    folder = run.root / "transforms"
+    places += sorted(folder.iterdir()) if folder.is_dir() else []
+    places += run.plans()
+    found = [(place, read_manifest(place)) for place in places if (place / MANIFEST).is_file()]
+    evals = sorted(run.evals.glob("*.json")) if run.evals.is_dir() else []
+    if not found and not evals:
+        raise ArtifactError(f"there are no artifacts in {run.root}", "run aatc collect first, or name the run by --run")
+    rows = [[str(p.relative_to(run.root)), m.kind, m.model.name, m.digest[:12]] for p, m in found]
+    data = {
+        "run": str(run.root),
+        "artifacts": [{"path": r[0], "kind": r[1], "model": r[2], "digest": m.digest} for r, (_, m) in zip(rows, found, strict=True)],
+        "evaluations": [path.name for path in evals],
+    }  # fmt: skip
+    tables = [Table(f"run {run.root}", ["artifact", "kind", "model", "digest"], rows)]
+    if evals:
+        tables.append(Table("evaluations", ["file"], [[path.name] for path in evals]))
+    return Inspection(data, tables)
+
+
+def inspect_plan(plan: Plan, context: int) -> Inspection:
+    """Widths of every site with their histogram, and where the bytes go at ``context`` tokens."""
+    sites, rows = [], []
+    for layer, widths in enumerate(plan.bits):
+        for side in SIDES:
+            counts = Counter(widths[side])
+            mean = sum(widths[side]) / len(widths[side])
+            sites.append({"layer": layer, "side": side, "bits_mean": mean, "histogram": dict(sorted(counts.items()))})
+            dropped = counts.get(0, 0)
+            rows.append([f"{layer} {side}", f"{mean:.2f}", str(dropped), str(max(counts)), _bars(counts)])
+    layout = plan.layout.summary(context)
+    manifest = plan.artifact.manifest
+    data = {
+        "kind": "plan", "digest": manifest.digest, "recipe": plan.recipe.name, "budget": plan.budget.label,
+        "model": manifest.model.model_dump(mode="json"), "bits_mean": plan.mean_bits, "results": manifest.results,
+        "inputs": manifest.inputs, "layout": layout, "sites": sites,
+    }  # fmt: skip
+    widths_table = Table(
+        f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel",
+        ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"], rows,
+    )  # fmt: skip
+    return Inspection(data, [widths_table, _layout_table(layout)])
+
+
+def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:
+    """The byte law for a profile at a budget, with no model and no plan at hand."""
+    bits = _nominal_bits(profile, recipe.window, budget)
+    layout = CacheLayout.nominal(profile.geometry, recipe.window, profile.head_groups, bits).summary(context)
+    data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout
+    geometry = profile.geometry
+    facts = Table(
+        f"profile {profile.name} ({profile.model})", ["fact", "value"],
+        [
+            ["layers", str(geometry.layers)],
+            ["query heads / kv heads / head dim", f"{geometry.heads} / {geometry.kv_heads} / {geometry.head_dim}"],
+            ["head groups", f"{profile.head_groups} ({profile.head_groups_why})"],
+            ["bits per channel", f"{bits:.4g}"],
+        ],
+    )  # fmt: skip
+    return Inspection(data, [facts, _layout_table(layout)])
+
+
+def _inspect_transform(path: Path) -> Inspection:
+    artifact = open_artifact(path, "transform")
+    sites, rows = [], []
+    for layer in range(artifact.manifest.model.geometry.layers):
+        for side in SIDES:
+            variance = artifact.tensor(f"layers.{layer}.{side}.variance")
+            share = variance / variance.sum().clamp_min(1e-300)
+            rank = float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))
+            top = float(variance.max() / variance.median().clamp_min(1e-300))
+            sites.append({"layer": layer, "side": side, "effective_rank": rank, "top_over_median": top})
+            rows.append([f"{layer} {side}", f"{rank:.1f}", f"{top:.3g}"])
+    title = f"transform for {artifact.manifest.model.name}"
+    return _artifact_inspection(artifact, {"sites": sites}, Table(title, ["site", "effective rank", "top / median"], rows))
+
+
+def _inspect_stats(path: Path) -> Inspection:
+    artifact = open_artifact(path, "stats")
+    manifest = artifact.manifest
+    rows = [[text.name, f"{text.weight:g}", str(text.windows), f"{text.tokens:,}"] for text in manifest.texts]
+    title = f"stats of {manifest.model.name}: {manifest.results['tokens']:,} tokens"
+    table = Table(title, ["text", "weight", "windows", "tokens in source"], rows)
+    return _artifact_inspection(artifact, {"texts": [t.model_dump(mode="json") for t in manifest.texts]}, table)
+
+
+def _artifact_inspection(artifact: Artifact, extra: dict[str, Any], table: Table) -> Inspection:
+    manifest = artifact.manifest
+    data = {
+        "kind": manifest.kind, "digest": manifest.digest, "model": manifest.model.model_dump(mode="json"),
+        "settings": manifest.settings, "inputs": manifest.inputs, "results": manifest.results,
+    }  # fmt: skip
+    return Inspection(data | extra, [table])
+
+
+def _nominal_bits(profile: ModelProfile, window: Window, budget: Budget) -> float:
+    if budget.unit == "bits":
+        return budget.value
+    assert budget.context is not None
+    empty = CacheLayout.nominal(profile.geometry, window, profile.head_groups, 0.0)
+    spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
+    one = CacheLayout.nominal(profile.geometry, window, profile.head_groups, 1.0)
+    return spare / (one.bytes(budget.context) - empty.bytes(budget.context))
+
+
+def _layout_table(layout: dict[str, Any]) -> Table:
+    total = layout["bytes_total"]
+    rows = [[cause, f"{count:,}", f"{100 * count / total:.1f} %"] for cause, count in layout["breakdown"].items()]
+    rows.append(["total", f"{total:,}", f"ratio {layout['ratio']:.2f}"])
+    rows.append(["float16 cache", f"{layout['bytes_fp16']:,}", ""])
+    rows += [[f"static: {cause}", f"{count:,}", ""] for cause, count in layout["breakdown_static"].items()]
+    rows.append(["ratio with static", f"{layout['ratio_with_static']:.2f}", ""])
+    title = f"bytes at {layout['context']:,} tokens, {layout['bits_effective']:.3f} effective bits"
+    return Table(title, ["cause", "bytes", "share"], rows)
+
+
+def _bars(counts: Counter[int]) -> str:
+    peak = max(counts.values())
+    return "".join(_BARS[-(-counts.get(bits, 0) * (len(_BARS) - 1) // peak)] for bits in range(17))
+
+
+def _number(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

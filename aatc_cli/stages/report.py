@@ -1,0 +1,151 @@
+"""`report`: a run's plans and evaluations as Markdown, one HTML page, CSV and JSON. Runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aatc_cli import __version__
+from aatc_cli.artifact import (
+    MANIFEST,
+    ModelIdentity,
+    TextRecord,
+    damaged,
+    open_artifact,
+    read_manifest,
+    require_model,
+    write_text,
+)
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.allocate import Floats, normalized_energy
+from aatc_cli.errors import AatcError
+from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
+from aatc_cli.report.document import NO_PLANS, build_document
+from aatc_cli.report.render import render_csv, render_html, render_json, render_markdown
+from aatc_cli.stages.files import Plan, Run, load_energies, open_plan
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where the four forms of a report were written."""
+
+    markdown: Path
+    html: Path
+    csv: Path
+    json: Path
+
+
+def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
+    """Write ``report.md``, ``report.html``, ``results.csv`` and ``report.json`` into ``run.report``.
+
+    Each file appears whole or not at all; the same artifacts and evaluations give the same bytes. Raises `AatcError`
+    when the run holds neither plans nor evaluations, and `ArtifactError` when one of them is damaged or the plans
+    belong to different models.
+    """
+    data = load_report(run, title=title)
+    document = build_document(data)
+    files = ReportFiles(
+        run.report / "report.md", run.report / "report.html", run.report / "results.csv", run.report / "report.json"
+    )
+    texts = {
+        files.markdown: render_markdown(document),
+        files.html: render_html(document),
+        files.csv: render_csv(data.evaluations),
+        files.json: render_json(data),
+    }
+    run.report.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        write_text(path, text)
+    return files
+
+
+def load_report(run: Run, *, title: str | None = None) -> ReportData:
+    """Read everything a report shows from ``run``; raises as `make_report` does."""
+    evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
+    plans = [open_plan(path) for path in run.plans()]
+    if not evaluations and not plans:
+        raise AatcError(
+            f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
+            "run aatc allocate and aatc eval first, or name the right directory with --run",
+        )
+    plans.sort(key=lambda plan: (paper_first(plan.recipe.name), -plan.mean_bits, plan.budget.label))
+    sources = _sources(run)
+    model = _common_model(plans, sources)
+    name = model.name if model else ", ".join(sorted({e.model for e in evaluations}))
+    return ReportData(
+        title=title or f"Compressing the KV cache of {name}",
+        version=__version__,
+        model=model,
+        texts=tuple(TextUse(what, tuple(texts)) for what, _, texts in sources if texts),
+        evaluations=evaluations,
+        plans=tuple(_view(plan) for plan in plans),
+        spectrum=_spectrum(run, plans),
+    )
+
+
+def _sources(run: Run) -> list[tuple[str, ModelIdentity, list[TextRecord]]]:
+    """Name, model and texts of every Stats and Transform of the run, in name order."""
+    folders = [path for path in (run.root, run.root / "transforms") if path.is_dir()]
+    found: list[tuple[str, ModelIdentity, list[TextRecord]]] = []
+    for path in (child for folder in folders for child in sorted(folder.iterdir())):
+        if path.name.startswith(".") or not (path / MANIFEST).is_file():
+            continue
+        manifest = read_manifest(path)
+        if manifest.kind != "plan":
+            what = path.name if manifest.kind == "stats" else f"transform {path.name}"
+            found.append((what, manifest.model, manifest.texts))
+    return found
+
+
+def _common_model(
+    plans: Sequence[Plan], sources: Sequence[tuple[str, ModelIdentity, list[TextRecord]]]
+) -> ModelIdentity | None:
+    """The one model all artifacts belong to; raises `ArtifactError` when there are two."""
+    named = [(plan.name, plan.artifact.manifest.model) for plan in plans] + [
+        (what, model) for what, model, _ in sources
+    ]
+    for what, model in named[1:]:
+        require_model(model, named[0][1], what)
+    return named[0][1] if named else None
+
+
+def _view(plan: Plan) -> PlanView:
+    results = plan.artifact.manifest.results
+    try:
+        predicted = {side: float(results["predicted"][side]) for side in SIDES}
+        level = {side: float(results["water_level"][side]) for side in SIDES}
+        mean = float(results["bits_mean"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(plan.artifact.path, "plan", "its results are not those of a plan") from error
+    return PlanView(
+        recipe=plan.recipe.name, budget=plan.budget.label, digest=plan.artifact.manifest.digest,
+        protected=min(plan.recipe.protect.layers, plan.geometry.layers), groups=plan.groups, bits=plan.bits,
+        bits_mean=mean, predicted=predicted, water_level=level, layout=plan.layout,
+    )  # fmt: skip
+
+
+def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
+    """Energies of the first unprotected, the middle and the last layer under the paper's recipe, or the first one."""
+    if not plans:
+        return Absent(NO_PLANS)
+    recipe = plans[0].recipe
+    place = run.transform(recipe.transform)
+    if not place.exists():
+        return Absent(f"No transform {recipe.transform!r} in this run to take the spectrum from: aatc whiten")
+    transform = open_artifact(place, "transform")
+    chosen = [plan for plan in plans if plan.recipe == recipe]
+    if any(plan.artifact.manifest.inputs.get("transform") != transform.manifest.digest for plan in chosen):
+        return Absent(f"The plans of {recipe.name} were not made from this run's transform: aatc allocate --force")
+    energies = load_energies(transform)
+    last = len(energies) - 1
+    first = min(recipe.protect.layers, last)
+    layers = tuple(sorted({first, (first + last) // 2, last}))
+    energy: dict[tuple[int, Side], Floats] = {
+        (layer, side): normalized_energy(energies[layer][side], side, recipe) for layer in layers for side in SIDES
+    }
+    views = [_view(plan) for plan in chosen]
+    levels = tuple((f"{view.budget} bits" if plan.budget.unit == "bits" else view.budget, view.water_level)
+                   for plan, view in zip(chosen, views, strict=True))  # fmt: skip
+    return Spectrum(recipe.name, layers, energy, levels)
