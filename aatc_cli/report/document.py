@@ -140,8 +140,8 @@ def _spectrum(data: ReportData) -> Section:
         return Section("spectrum", title, (data.spectrum.reason,))
     panels = series.spectrum_series(data.spectrum)
     caption = (
-        f"Normalised energy w σ² of every channel in falling order under the recipe {data.spectrum.recipe}. A dashed line "
-        "is the water level of one plan over all unprotected layers together: a channel above it gets about "
+        f"Normalised energy w σ² of every channel in falling order under the recipe {data.spectrum.recipe}. A dashed "
+        "line is the water level of one plan over all unprotected layers together: a channel above it gets about "
         "½ log₂(energy / level) bits, one below it none."
     )
     return Section("spectrum", title, figures=(FigureBlock(figures.spectrum_figure(panels), caption),))

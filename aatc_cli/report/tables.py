@@ -167,7 +167,7 @@ def distortion_table(group: DistortionGroup) -> Table:
         "Medians over layers. The prediction keeps the coupling of heads that share a cache; "
         "the theorem adds heads as if they were independent.",
     )
-    return Table(group.protocol.describe(), columns, tuple(rows), notes)
+    return Table(f"Distortion on {group.protocol.describe()}", columns, tuple(rows), notes)
 
 
 def bytes_table(plans: Sequence[PlanView], context: int) -> Table:

