@@ -81,13 +81,13 @@ def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
     if positive.size == 0:
         return np.zeros_like(energy), 0.0
     logs = np.log2(positive) / 2
-    # with the n largest channels under water, sum(logs) - n * log_level = budget
+    # with the n largest channels under water, sum(logs) - n * log_level = budget; n = 1 always qualifies, also when the
+    # budget is zero or too small to move the logarithm
     candidates = (np.cumsum(logs) - budget) / np.arange(1, logs.size + 1)
-    covered = int(np.flatnonzero(logs > candidates)[-1]) if budget > 0 else 0
-    log_level = candidates[covered] if budget > 0 else logs[0]
-    with np.errstate(divide="ignore"):
-        bits = np.where(energy > 0, np.log2(np.maximum(energy, 1e-300)) / 2 - log_level, 0.0)
-    return np.maximum(bits, 0.0), float(4.0**log_level)
+    log_level = candidates[np.flatnonzero(logs >= candidates)[-1]]
+    bits = np.zeros_like(energy)
+    bits[energy > 0] = np.maximum(np.log2(energy[energy > 0]) / 2 - log_level, 0.0)
+    return bits, float(4.0**log_level)
 
 
 def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
