@@ -131,7 +131,7 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
     count = min(recipe.protect.layers, len(values))
     protected = [int(np.floor(min(average + extra, recipe.max_bits) * size + 1e-9)) for size in channels[:count]]
     left = total - sum(protected)
-    if left < 0 or (count == len(values) and left != 0 and extra > 0):
+    if left < 0:
         raise AatcError(
             f"{average:g} bits over {len(values)} layers cannot pay for {count} protected layers "
             f"at {average + extra:g} bits",
