@@ -10,10 +10,13 @@ from torch import Tensor
 
 
 def kl_divergence(reference: Tensor, other: Tensor) -> Tensor:
-    """KL(reference || other) in nats from logits [..., vocabulary], computed in float32. -> [...]."""
-    log_p = torch.log_softmax(reference.to(torch.float32), dim=-1)
-    log_q = torch.log_softmax(other.to(torch.float32), dim=-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    """KL(reference || other) in nats from logits [..., vocabulary], computed in float64. -> [...] float64, never negative.
+
+    In float32 the rounding of the two log-sum-exps alone is worth 5e-7 nats, more than a nearly lossless cache costs.
+    """
+    log_p = torch.log_softmax(reference.to(torch.float64), dim=-1)
+    log_q = torch.log_softmax(other.to(torch.float64), dim=-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0)
 
 
 def negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
