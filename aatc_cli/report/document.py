@@ -27,15 +27,15 @@ HOW_TO_READ = (
 
 @dataclass(frozen=True)
 class FigureBlock:
-    """One SVG element with its caption and a short name for readers who cannot see it."""
+    """SVG elements that share a caption."""
 
-    svg: str
+    svgs: tuple[str, ...]
     caption: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part: paragraphs, then figures, then tables. ``figures_text`` tells Markdown readers what is drawn."""
+    """A titled part: paragraphs, then figures, then tables. ``slug`` is its anchor in the page."""
 
     slug: str
     title: str
@@ -112,7 +112,7 @@ def _quality_figure(data: ReportData) -> Section:
     caption = (
         f"KL against all bytes of the cache as bits per cached number; bars are one standard error over windows.{fp16}"
     )
-    return Section("curve", title, figures=(FigureBlock(figures.quality_figure(panels), caption),))
+    return Section("curve", title, figures=(FigureBlock((figures.quality_figure(panels),), caption),))
 
 
 def _widths(data: ReportData) -> Section:
@@ -122,16 +122,17 @@ def _widths(data: ReportData) -> Section:
     found = series.widths_series(data.plans)
     top = max(max(means) for widths in found for means in widths.layers.values())
     widest = max(len(counts) - 1 for widths in found for counts in widths.histogram.values())
-    drawn = []
-    for index, widths in enumerate(found):
-        shaded = f"; {_protected(widths.protected)}" if widths.protected else ""
-        caption = f"{widths.name}: mean bits per layer and side{shaded}. Right: share of channels at each width."
-        drawn.append(FigureBlock(figures.widths_figure(widths, top, widest, f"widths{index}"), caption))
-    return Section("widths", title, figures=tuple(drawn), tables=(tables.plan_table(data.plans),))
+    drawn = tuple(
+        figures.widths_figure(widths, top, widest, f"widths{index}", legend=index == 0)
+        for index, widths in enumerate(found)
+    )
+    shaded = " Protected first layers, which stand outside the common pool, are shaded." if _any_protected(data) else ""
+    caption = f"Left: mean bits per layer and side of each plan.{shaded} Right: share of channels at each width."
+    return Section("widths", title, figures=(FigureBlock(drawn, caption),), tables=(tables.plan_table(data.plans),))
 
 
-def _protected(count: int) -> str:
-    return "the protected first layer is shaded" if count == 1 else f"the {count} protected first layers are shaded"
+def _any_protected(data: ReportData) -> bool:
+    return any(plan.protected for plan in data.plans)
 
 
 def _spectrum(data: ReportData) -> Section:
@@ -144,7 +145,7 @@ def _spectrum(data: ReportData) -> Section:
         "line is the water level of one plan over all unprotected layers together: a channel above it gets about "
         "½ log₂(energy / level) bits, one below it none."
     )
-    return Section("spectrum", title, figures=(FigureBlock(figures.spectrum_figure(panels), caption),))
+    return Section("spectrum", title, figures=(FigureBlock((figures.spectrum_figure(panels),), caption),))
 
 
 def _distortion(data: ReportData) -> Section:
@@ -157,7 +158,7 @@ def _distortion(data: ReportData) -> Section:
         "Mean squared error of each layer's attention output relative to the output, one side quantized at a time; "
         "one mark per layer. On the diagonal the second-order prediction is exact."
     )
-    drawn = (FigureBlock(figures.distortion_figure(scatters), caption),) if scatters else ()
+    drawn = (FigureBlock((figures.distortion_figure(scatters),), caption),) if scatters else ()
     return Section("distortion", title, figures=drawn, tables=tuple(tables.distortion_table(group) for group in groups))
 
 
@@ -168,4 +169,4 @@ def _bytes(data: ReportData) -> Section:
     bars = [(context, series.bytes_series(data.plans, context)) for context in data.contexts]
     caption = "Live cache of one sequence in percent of its float16 cache, with its size and compression ratio."
     found = tuple(tables.bytes_table(data.plans, context) for context in data.contexts)
-    return Section("bytes", title, figures=(FigureBlock(figures.bytes_figure(bars), caption),), tables=found)
+    return Section("bytes", title, figures=(FigureBlock((figures.bytes_figure(bars),), caption),), tables=found)

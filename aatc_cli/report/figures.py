@@ -7,10 +7,11 @@ from typing import Any
 
 from aatc_cli.core import SIDES
 from aatc_cli.report.series import Bar, QualityPanel, Scatter, SpectrumPanel, Widths
-from aatc_cli.report.svg import BAND, GRID, INK, LEVELS, MUTED, SERIES, SIDE_COLOUR, draw, log_axis
+from aatc_cli.report.svg import BAND, FULL_WIDTH, INK, LEVELS, MUTED, REST, SERIES, SIDE_COLOUR, draw, log_axis
 
-_WIDTH = 8.4
 _MARKERS = "osD^vPX*"
+# what is held exact is grey: it does not depend on the plan
+_CAUSE_COLOURS = (SERIES[0], SERIES[1], SERIES[4], SERIES[3], MUTED, REST)
 _SIDE_NAME = {"k": "keys", "v": "values"}
 
 
@@ -33,10 +34,10 @@ def quality_figure(panels: Sequence[QualityPanel]) -> str:
             ax.set(title=panel.title, xlabel="effective bits per cached number", ylabel="KL (nats per token)")
         _legend(figure, axes)
 
-    return draw("quality", _WIDTH, 0.4 + 3.0 * _rows(len(panels)), paint)
+    return draw("quality", FULL_WIDTH, 0.4 + 3.0 * _rows(len(panels)), paint)
 
 
-def widths_figure(widths: Widths, top: float, widest: int, name: str) -> str:
+def widths_figure(widths: Widths, top: float, widest: int, name: str, *, legend: bool) -> str:
     """Mean bits per layer and side, protected layers shaded, beside the histogram of widths.
 
     ``top`` bits and ``widest`` are the ends of both axes, shared by all plans of a report so they can be compared.
@@ -58,9 +59,10 @@ def widths_figure(widths: Widths, top: float, widest: int, name: str) -> str:
         for ax in (left, right):
             ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(False, axis="x")
-        left.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.1, handlelength=1.0)
+        if legend:
+            left.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.1, handlelength=1.0)
 
-    return draw(name, _WIDTH, 2.0, paint)
+    return draw(name, FULL_WIDTH, 1.75, paint)
 
 
 def spectrum_figure(panels: Sequence[SpectrumPanel]) -> str:
@@ -82,7 +84,7 @@ def spectrum_figure(panels: Sequence[SpectrumPanel]) -> str:
                 ax.set_xlabel("channel rank")
         _legend(figure, axes, title="water level of the plan at")
 
-    return draw("spectrum", _WIDTH, 4.6, paint)
+    return draw("spectrum", FULL_WIDTH, 4.6, paint)
 
 
 def distortion_figure(scatters: Sequence[Scatter]) -> str:
@@ -113,9 +115,9 @@ def distortion_figure(scatters: Sequence[Scatter]) -> str:
             for axis in (ax.xaxis, ax.yaxis):
                 log_axis(axis)
             ax.set(title=scatter.title, xlabel="predicted (relative to the output)", ylabel="measured")
-        _legend(figure, axes)
+        _legend(figure, axes, columns=3)
 
-    return draw("distortion", _WIDTH if len(scatters) > 1 else 5.6, 0.5 + 4.0 * _rows(len(scatters)), paint)
+    return draw("distortion", FULL_WIDTH if len(scatters) > 1 else 5.6, 0.7 + 4.0 * _rows(len(scatters)), paint)
 
 
 def bytes_figure(bars: Sequence[tuple[int, Sequence[Bar]]]) -> str:
@@ -127,7 +129,7 @@ def bytes_figure(bars: Sequence[tuple[int, Sequence[Bar]]]) -> str:
         axes = figure.subplots(len(bars), 1, sharex=True, squeeze=False).ravel()
         for (context, panel), ax in zip(bars, axes, strict=True):
             start = [0.0] * count
-            for colour, cause in zip(SERIES, panel[0].shares, strict=False):
+            for colour, cause in zip(_CAUSE_COLOURS, panel[0].shares, strict=True):
                 share = [bar.shares[cause] for bar in panel]
                 ax.barh(range(count), share, 0.7, left=start, color=colour, label=cause, lw=0)
                 start = [a + b for a, b in zip(start, share, strict=True)]
@@ -140,7 +142,7 @@ def bytes_figure(bars: Sequence[tuple[int, Sequence[Bar]]]) -> str:
         axes[-1].set_xlabel("% of the float16 cache")
         _legend(figure, axes)
 
-    return draw("bytes", _WIDTH, 0.8 + len(bars) * (0.45 + 0.24 * count), paint)
+    return draw("bytes", FULL_WIDTH, 0.8 + len(bars) * (0.45 + 0.24 * count), paint)
 
 
 def _rows(panels: int) -> int:
@@ -156,15 +158,14 @@ def _grid(figure: Any, panels: int) -> list[Any]:
     return axes[:panels]
 
 
-def _legend(figure: Any, axes: Sequence[Any], title: str | None = None) -> None:
+def _legend(figure: Any, axes: Sequence[Any], title: str | None = None, columns: int = 7) -> None:
     """One legend above all panels, each label once."""
     handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        legend = figure.legend(
-            list(handles.values()), list(handles), loc="outside upper left", ncols=min(len(handles), 7), title=title,
-            alignment="left", title_fontsize=8.5, handlelength=1.8, columnspacing=1.4,
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside upper left", ncols=min(len(handles), columns),
+            title=title, alignment="left", title_fontsize=8.5, handlelength=1.8, columnspacing=1.4,
         )  # fmt: skip
-        legend.get_frame().set_edgecolor(GRID)

@@ -86,18 +86,19 @@ class QualityGroup:
         return best
 
     def indistinct(self) -> list[str]:
-        """One sentence per budget on the pairs whose KL differs by at most 2 standard errors of the difference.
+        """At most one sentence: per budget, the pairs whose KL differs by at most 2 standard errors of the difference.
 
         The errors are combined as if independent; the recipes share windows, so this is on the careful side.
         """
-        notes: list[str] = []
+        found: list[str] = []
         for budget, rows in self.budgets().items():
             close = [pair for pair in combinations(rows, 2) if _within(*pair)]
             pairs = [f"{a.any.recipe} and {b.any.recipe}" for a, b in close if a.any.recipe != b.any.recipe]
             if pairs:
-                unit = f"{budget} bits" if _is_width(budget) else budget
-                notes.append(f"n.s. at {unit} (KL within 2 standard errors): {'; '.join(pairs)}.")
-        return notes
+                found.append(
+                    f"at {budget} bits {', '.join(pairs)}" if _is_width(budget) else f"at {budget} {', '.join(pairs)}"
+                )
+        return [f"n.s. (KL within 2 standard errors of each other): {'; '.join(found)}."] if found else []
 
 
 @dataclass(frozen=True)

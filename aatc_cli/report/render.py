@@ -84,9 +84,8 @@ def _plan(plan: PlanView, contexts: list[int]) -> dict[str, Any]:
 
 def _markdown_section(section: Section) -> list[str]:
     parts = [f"## {_escape(section.title)}", *(_escape(paragraph) for paragraph in section.text)]
-    if section.figures:
-        count = "figure is" if len(section.figures) == 1 else f"{len(section.figures)} figures are"
-        parts.append(f"The {count} in [report.html](report.html#{section.slug}).")
+    for figure in section.figures:
+        parts.append(f"{_escape(figure.caption)} (Drawn in [report.html](report.html#{section.slug}).)")
     for table in section.tables:
         parts += [f"### {_escape(table.caption)}", _markdown_table(table)]
         if table.notes:

@@ -11,12 +11,14 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+# inches that fill the page's column; narrower figures keep their share of it
+FULL_WIDTH = 8.4
 # every colour of a figure is one of these; in the page it becomes a variable that the dark theme redefines
-INK, MUTED, GRID, BAND = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4"
+INK, MUTED, GRID, BAND, REST = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4", "#b3bbc2"
 SERIES = ("#1f6fb4", "#d1661b", "#2b9166", "#8a5bb8", "#c23f57", "#8c7a1f", "#3a9bb0", "#77685d")
 LEVELS = ("#0b4f6c", "#01708f", "#0f93a8", "#43b0b0", "#7fc8b4", "#b4d9b5")
 THEME = {
-    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band",
+    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", REST: "rest",
     **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
     **{colour: f"w{i}" for i, colour in enumerate(LEVELS, 1)},
 }  # fmt: skip
@@ -71,12 +73,17 @@ def draw(name: str, width: float, height: float, paint: Callable[[Any], None]) -
         paint(figure)
         buffer = StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(buffer.getvalue(), name)
+    share = f"{100 * width / FULL_WIDTH:.3g}%"
+    return _inline(buffer.getvalue(), name).replace("<svg ", f'<svg style="width: {share}" ', 1)
 
 
 def log_axis(axis: Any) -> None:
-    """Plain labels at powers of ten: mathematical text would bring its own font and placement."""
-    axis.set_major_locator(LogLocator(10, numticks=7))
+    """Plain labels at powers of ten, and at 2 and 5 times them where the axis spans little: call it after plotting.
+
+    Mathematical text would bring its own font and placement.
+    """
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if high < 80 * low else (1.0,), numticks=9))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-").replace("e+0", "e")))
     axis.set_minor_formatter(NullFormatter())
 

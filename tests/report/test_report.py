@@ -32,7 +32,7 @@ from aatc_cli.stages.report import ReportFiles, load_report, make_report
 
 GEOMETRY = Geometry(layers=4, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
 TEXT = "wiki <b>&|*test*"
-KL = {("paper", 4.0): 0.00123, ("var-only", 4.0): 0.00125, ("paper", 2.0): 0.0456, ("var-only", 2.0): 0.0321}
+KL = {("paper", 4.0): 0.00123, ("var-only", 4.0): 0.00125, ("paper", 2.0): 0.0456, ("var-only", 2.0): 0.0322}
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -136,6 +136,10 @@ def add_evaluations(run: Run, digests: dict[tuple[str, float], str]) -> list[Eva
 
 def full_run(root: Path) -> tuple[Run, list[Evaluation]]:
     run, model = Run(root), identity()
+    texts = [TextRecord(name="topics", weight=1.0, sha256="1" * 64, tokens=2048, windows=1)]
+    with ArtifactWriter(run.stats(), "stats") as writer:
+        writer.add("layers.0.k_sum", torch.zeros(16))
+        writer.commit(settings={}, model=model, texts=texts, results={"tokens": 2048})
     transform = add_transform(run, model)
     digests = {(name, bits): add_plan(run, model, recipe(name), bits, transform) for name, bits in KL}
     return run, add_evaluations(run, digests)
@@ -261,7 +265,7 @@ def test_bold_is_the_lowest_kl_of_its_budget(made: tuple[Run, list[Evaluation], 
     best = {bits: min((kl, name) for (name, b), kl in KL.items() if b == bits)[1] for bits in (4.0, 2.0)}
     assert bold == [(best[4.0], "4.00"), (best[2.0], "2.00")]
     strong = re.findall(r"<strong>(.*?)</strong>", made[2].html.read_text("utf-8"))
-    assert strong == ["0.00123 ± 6.15e-5", "0.0321 ± 0.00161"]
+    assert strong == ["0.00123 ± 6.15e-5", "0.0322 ± 0.00161"]
 
 
 def test_protocols_are_never_mixed(data: ReportData) -> None:
@@ -290,7 +294,9 @@ def test_indistinct_recipes_are_named(gap: float, close: bool) -> None:
         evaluation("var-only", 2.0, 0.5 + gap * 0.01, kl_stderr=error),
     ]
     notes = quality_groups(pair)[0].indistinct()
-    assert notes == (["n.s. at 2 bits (KL within 2 standard errors): paper and var-only."] if close else [])
+    assert notes == (
+        ["n.s. (KL within 2 standard errors of each other): at 2 bits paper and var-only."] if close else []
+    )
     alone = [e.model_copy(update={"kl_stderr": None}) for e in pair]
     assert quality_groups(alone)[0].indistinct() == []
 
@@ -346,6 +352,16 @@ def test_two_runs_are_byte_identical(made: tuple[Run, list[Evaluation], ReportFi
     again = make_report(run, title="Report <i>&")
     for name in ("markdown", "html", "csv", "json"):
         assert getattr(again, name).read_bytes() == getattr(made[2], name).read_bytes(), name
+
+
+def test_headline_names_model_texts_and_versions(made: tuple[Run, list[Evaluation], ReportFiles]) -> None:
+    facts = made[2].markdown.read_text("utf-8").split("\n## ")[0]
+    assert "Model: tiny/model (LlamaForCausalLM) at revision r1" in facts
+    # 2 sides x 4 layers x 16 channels x 2 bytes
+    assert "4 layers, 4 query heads, 2 key-value heads of 8: 16 channels per site, 256 B per token" in facts
+    assert "Calibration (stats): topics, 2048 tokens in 1 window" in facts
+    assert "Calibration (transform whiten): calibration, 4096 tokens in 8 windows" in facts
+    assert "torch 2.13.0, transformers 5.24.0" in facts
 
 
 def test_sections_come_in_order(made: tuple[Run, list[Evaluation], ReportFiles]) -> None:
@@ -415,11 +431,11 @@ def test_width_bars_are_the_plans(data: ReportData) -> None:
             assert list(widths.histogram[side])[: max(flat) + 1] == np.bincount(flat).tolist()
         assert widths.protected == 1
         assert widths.layers["k"][0] == pytest.approx(float(view.budget) + 1)
-        drawn = figures.widths_figure(widths, 8.0, 8, "w")
+        drawn = figures.widths_figure(widths, 8.0, 8, "w", legend=False)
         bars = 2 * GEOMETRY.layers + 2 * len(widths.histogram["k"])
         assert bars < drawn.count("<path") < bars + 60
         assert drawn.count("var(--band") == 1
-        assert "var(--band" not in figures.widths_figure(replace(widths, protected=0), 8.0, 8, "w")
+        assert "var(--band" not in figures.widths_figure(replace(widths, protected=0), 8.0, 8, "w", legend=False)
 
 
 def test_spectrum_is_sorted_energy_with_the_plans_levels(
