@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,7 +159,7 @@ def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
 
 def _shares(pool: list[Floats], budget: int) -> list[int]:
     edges = [budget * i // len(pool) for i in range(len(pool) + 1)]
-    return [high - low for low, high in zip(edges, edges[1:], strict=False)]
+    return [high - low for low, high in pairwise(edges)]
 
 
 def _normalized(values: Floats, percentile: float | None) -> Floats:

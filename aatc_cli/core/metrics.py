@@ -10,9 +10,10 @@ from torch import Tensor
 
 
 def kl_divergence(reference: Tensor, other: Tensor) -> Tensor:
-    """KL(reference || other) in nats from logits [..., vocabulary], computed in float64. -> [...] float64, never negative.
+    """KL(reference || other) in nats from logits [..., vocabulary], computed in float64. -> [...], never negative.
 
-    In float32 the rounding of the two log-sum-exps alone is worth 5e-7 nats, more than a nearly lossless cache costs.
+    The result is float64 too. In float32 the rounding of the two log-sum-exps alone is worth 5e-7 nats, more than a
+    nearly lossless cache costs.
     """
     log_p = torch.log_softmax(reference.to(torch.float64), dim=-1)
     log_q = torch.log_softmax(other.to(torch.float64), dim=-1)

@@ -45,7 +45,7 @@ def dequantize(codes: Tensor, alpha: Tensor, scale: Tensor, bits: Tensor) -> Ten
 
 def code_range(bits: Tensor) -> tuple[Tensor, Tensor]:
     """Lowest and highest code of every channel: -2^(b-1) and 2^(b-1) - 1; both zero at zero bits."""
-    half = torch.where(bits > 0, 2 ** (bits.to(torch.int64) - 1).clamp_min(0), torch.zeros_like(bits, dtype=torch.int64))
+    half = (bits > 0) * 2 ** (bits.to(torch.int64) - 1).clamp_min(0)
     return -half, (half - 1).clamp_min(0)
 
 
