@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aatc_cli.config import Geometry
-from aatc_cli.errors import ArtifactError, SettingsMismatchError
+from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 from aatc_cli.profiles import explain
 
 SCHEMA_VERSION = 1
@@ -29,7 +29,7 @@ REMEDY: dict[str, str] = {"stats": "aatc collect", "transform": "aatc whiten", "
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TensorEntry(_Record):
@@ -41,7 +41,7 @@ class TensorEntry(_Record):
 
 
 class ModelIdentity(_Record):
-    """Which model an artifact belongs to. Compared whole: another revision or RoPE is another model."""
+    """Which model an artifact belongs to, compared by content: ``name`` and ``revision`` only say what it was called."""
 
     name: str
     revision: str | None
@@ -106,11 +106,10 @@ class ArtifactWriter:
         self._manifest: Manifest | None = None
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         return self
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Keep a CPU copy of ``tensor`` under ``name`` for the artifact."""
+        """Hold ``tensor`` on the CPU under ``name``; it must not be written to before the block ends."""
         self._tensors[name] = tensor.detach().cpu().contiguous()
 
     def commit(
@@ -143,12 +142,18 @@ class ArtifactWriter:
             return
         temporary = self.path.parent / f".{self.path.name}.tmp-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         try:
             save_file(self._tensors, temporary / TENSORS)
             _fsync(temporary / TENSORS)
             write_text(temporary / MANIFEST, self._manifest.model_dump_json(indent=2) + "\n")
             replace_directory(temporary, self.path)
+        except SafetensorError as failure:
+            # the library wraps the system's error, a full disk above all, in one of its own
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise AatcError(
+                f"{self.path} cannot be written: {failure}", "check the space left on the disk"
+            ) from failure
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -211,17 +216,18 @@ def read_manifest(path: Path) -> Manifest:
     if not file.is_file():
         raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}", "give the directory of an artifact")
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        text = file.read_text(encoding="utf-8")
+        raw = json.loads(text, parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{file} cannot be read: {error}", "make the artifact again with --force") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise ArtifactError(
             f"{path} has schema version {version!r}; this aatc reads version {SCHEMA_VERSION}",
             "use the aatc that wrote it, or make the artifact again with --force",
         )
     try:
-        manifest = Manifest.model_validate(raw)
+        manifest = Manifest.model_validate_json(text)
         actual = manifest.computed_digest()
     except ValidationError as error:
         raise damaged(path, str(raw.get("kind")), f"its manifest is not valid: {explain(error)}") from error
@@ -242,7 +248,7 @@ def unchanged(path: Path, kind: Kind, wanted: Mapping[str, Any], *, force: bool)
         return None
     manifest = open_artifact(path, kind).manifest
     current = manifest.model_dump(mode="json", include=set(wanted))
-    differences = list(_differences("", current, json.loads(json.dumps(wanted))))
+    differences = _content(_differences("", current, json.loads(json.dumps(wanted))), "model.")
     if differences:
         shown = "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
         raise SettingsMismatchError(
@@ -254,8 +260,7 @@ def unchanged(path: Path, kind: Kind, wanted: Mapping[str, Any], *, force: bool)
 
 def require_model(found: ModelIdentity, wanted: ModelIdentity, what: str) -> None:
     """Raise `ArtifactError` unless both identities are the same, naming the first field that differs."""
-    differences = list(_differences("", wanted.model_dump(mode="json"), found.model_dump(mode="json")))
-    differences = [text for text in differences if not text.startswith(("name ", "revision "))]
+    differences = _content(_differences("", wanted.model_dump(mode="json"), found.model_dump(mode="json")))
     if differences:
         raise ArtifactError(
             f"the model is not the one {what} was made for: {differences[0]}",
@@ -284,11 +289,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_directory(source: Path, target: Path) -> None:
-    """Move the finished directory ``source`` to ``target``, replacing what is there."""
+    """Move the finished directory ``source`` to ``target``, replacing what is there; on failure that stays."""
     retired = target.parent / f".{target.name}.old-{os.getpid()}"
     if target.exists():
         os.rename(target, retired)
-    os.rename(source, target)
+    try:
+        os.rename(source, target)
+    except BaseException:
+        if retired.exists():
+            os.rename(retired, target)
+        raise
     shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -299,6 +309,16 @@ def _fsync(path: Path) -> None:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _content(differences: Iterable[str], where: str = "") -> list[str]:
+    """Without those in what a model was called: a copy in another folder is the same model."""
+    labels = (f"{where}name was ", f"{where}revision was ")
+    return [text for text in differences if not text.startswith(labels)]
 
 
 def _differences(where: str, old: object, new: object) -> Iterator[str]:
