@@ -14,9 +14,9 @@ MAX_BITS = 16
 
 
 class Settings(BaseModel):
-    """Base of every settings model: immutable, and a misspelt field is an error."""
+    """Base of every settings model: immutable; a misspelt field or a value of another type is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Window(Settings):
@@ -71,11 +71,15 @@ class Budget(Settings):
 
     @property
     def label(self) -> str:
-        """Short name used in file names and tables: ``2``, ``2.5``, ``5.82x-8192``, ``184000000B-8192``."""
+        """Short name used in file names and tables: ``2``, ``2.5``, ``5.82x-8192``, ``184000000B-8192``.
+
+        Budgets that differ have labels that differ, since plans lie under them.
+        """
+        number = str(self.value).removesuffix(".0")
         if self.unit == "bits":
-            return f"{self.value:g}"
+            return number
         suffix = {"ratio": "x", "bytes": "B"}[self.unit]
-        return f"{self.value:.10g}{suffix}-{self.context}"
+        return f"{number}{suffix}-{self.context}"
 
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -86,7 +90,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _SIZES:
         raise UsageError(f"cannot read the size {text!r}", "write a number with B, KB, MB, GB, KiB, MiB or GiB: 184MB")
-    return int(float(match[1]) * _SIZES[match[2].upper()])
+    size = float(match[1]) * _SIZES[match[2].upper()]
+    if not math.isfinite(size):
+        raise UsageError(f"the size {text[:20]}... is no number of bytes", "try 184MB")
+    return int(size)
 
 
 def make_budget(
@@ -105,7 +112,10 @@ def make_budget(
         assert size is not None
         unit, value = "bytes", float(parse_size(size))
     if not math.isfinite(value) or value <= 0:
-        raise UsageError(f"{given[0]} must be a positive number, got {value:g}", "try --budget 2.5")
+        example = {"bits": "--budget 2.5", "ratio": "--ratio 5.8", "bytes": "--bytes 184MB"}[unit]
+        raise UsageError(f"{given[0]} must be a positive number, got {value:g}", f"try {example}")
+    if unit != "bits" and context is None:
+        raise UsageError(f"{given[0]} needs --context, the number of tokens it must hold at", "try --context 8192")
     try:
         return Budget.model_validate({"unit": unit, "value": value, "context": context if unit != "bits" else None})
     except ValidationError as error:

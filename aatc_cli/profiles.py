@@ -58,7 +58,7 @@ class Protection(Settings):
 class Recipe(Settings):
     """One method as a choice on the axes of the design: transform, weights, allocator, quantizer, window."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="part of file names: no space, no slash")
     summary: str
     transform: Literal["identity", "whiten"] = "whiten"
     key_weight: Literal["none", "query"] = "query"
@@ -114,7 +114,7 @@ def _load(kind: Literal["models", "recipes"], name: str, model: type[T]) -> T:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         return model.model_validate(raw)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AatcError(f"{noun} {path.name} is not valid TOML: {error}", "mend the file") from error
     except ValidationError as error:
         raise AatcError(f"{noun} {path.name}: {explain(error)}", "mend the field named; unknown fields are errors") from (
