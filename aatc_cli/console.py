@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-log = Console(stderr=True, highlight=False, soft_wrap=True)
+# names of files and texts are printed as they are: brackets and colons in them are no markup
+log = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def say(message: str) -> None:
     """One plain line of log on stderr."""
-    log.print(message, markup=False)
+    log.print(message)
 
 
 def print_json(data: Any) -> None:
@@ -33,7 +34,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, highlight=False, width=width).print(table)
+    Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width).print(table)
 
 
 class Ticker:
