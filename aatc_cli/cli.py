@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.profiles import ModelProfile, TextMixture
     from aatc_cli.stages.evaluate import Subject
+    from aatc_cli.stages.files import Run
     from aatc_cli.stages.inspect import Inspection
 
 app = typer.Typer(
@@ -20,7 +21,6 @@ app = typer.Typer(
     help="Compress the key-value cache of a language model by attention-aware transform coding.\n\n"
     "Stages: collect -> whiten -> allocate -> inspect -> eval -> report. Each reads artifacts from a run directory "
     "(--run, default $AATC_RUN or ./run) and writes one. Data goes to stdout, progress and log to stderr.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,12 +46,16 @@ BytesOption = Annotated[str | None, typer.Option("--bytes", help="Cache size to 
 
 @app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    """Answer --version; everything else is a command."""
+    """Answer --version, and no command with the help; everything else is a command."""
     if version:
         typer.echo(f"aatc {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -73,7 +77,9 @@ def collect(
     name: Annotated[str | None, typer.Option("--name", help="Name of the Stats in the run.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Windows over all texts.")] = None,
     length: Annotated[int | None, typer.Option("--length", min=2, help="Tokens per window.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw of windows and rows.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of the draw of windows and rows.")
+    ] = 0,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows kept per layer for percentiles.")] = 4096,
     skip_first: Annotated[
         int, typer.Option("--skip-first", min=0, help="Positions per window that enter no statistic (sinks).")
@@ -99,8 +105,9 @@ def collect(
     source, found = _model(model, profile)
     mixture = _mixture(found, calibration, text, samples, length)
     settings = CollectSettings(
-        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first
-    )
+        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first,
+        head_groups=found.head_groups if found else 1,
+    )  # fmt: skip
     options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
     target = name or ("stats" if calibration == "rates" else "stats-transform")
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
@@ -115,7 +122,7 @@ def whiten(
     ] = "whiten",
     transform_stats: Annotated[
         Path | None,
-        typer.Option("--transform-stats", help="Stats for the matrices. Default: stats-transform if there, else stats."),
+        typer.Option("--transform-stats", help="Stats for the matrices. Default: stats-transform, else stats."),
     ] = None,
     rate_stats: Annotated[
         Path | None, typer.Option("--rate-stats", help="Stats for variances, weights and scales. Default: stats.")
@@ -174,7 +181,7 @@ def allocate(
         if recipe or budget or ratio is not None or size is not None:
             from aatc_cli.errors import UsageError
 
-            raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and the like")
+            raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
         _check_plan(check, transform, json)
         return
     budgets = _budgets(budget, ratio, size, context)
@@ -187,7 +194,8 @@ def allocate(
     facts = [
         {
             "plan": str(plan.artifact.path), "digest": plan.artifact.manifest.digest, "recipe": plan.recipe.name,
-            "budget": plan.budget.label, "bits_mean": plan.mean_bits, "predicted": plan.artifact.manifest.results["predicted"],
+            "budget": plan.budget.label, "bits_mean": plan.mean_bits,
+            "predicted": plan.artifact.manifest.results["predicted"],
         } | plan.layout.summary(tokens)
         for plan in plans
     ]  # fmt: skip
@@ -195,7 +203,7 @@ def allocate(
         print_json(facts)
         return
     rows = [
-        [str(f["plan"]), f"{f['bits_mean']:.3f}", f"{f['bits_effective']:.3f}", f"{f['ratio']:.2f}", str(f["digest"])[:12]]
+        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_effective']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
         for f in facts
     ]
     print_table(f"plans (bytes at {tokens} tokens)", ["plan", "bits", "effective bits", "ratio", "digest"], rows)
@@ -243,7 +251,7 @@ def inspect(
         _show(stage.inspect_plan(open_plan(plan), context), json)
     elif budget is not None or ratio is not None or size is not None:
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        _show(stage.inspect_plan(open_plan(Run(run).plan(recipe or "paper", wanted)), context), json)
+        _show(stage.inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
     else:
         _show(stage.inspect_path(path or run, context), json)
 
@@ -251,9 +259,7 @@ def inspect(
 @app.command(name="eval")
 def evaluate(
     run: RunOption = Path("run"),
-    task: Annotated[
-        Literal["kl", "perplexity", "distortion"], typer.Option("--task", help="What to measure.")
-    ] = "kl",
+    task: Annotated[Literal["kl", "perplexity", "distortion"], typer.Option("--task", help="What to measure.")] = "kl",
     profile: ProfileOption = None,
     model: ModelOption = None,
     recipe: RecipeOption = None,
@@ -304,7 +310,8 @@ def report(
 
     files = make_report(Run(run), title=title)
     if json:
-        print_json({"html": str(files.html), "markdown": str(files.markdown), "csv": str(files.csv), "json": str(files.json)})
+        places = {"html": files.html, "markdown": files.markdown, "csv": files.csv, "json": files.json}
+        print_json({kind: str(path) for kind, path in places.items()})
         return
     typer.echo(files.markdown.read_text(encoding="utf-8"))
     say(f"report: open {files.html}")
@@ -348,14 +355,13 @@ def _budgets(budget: list[float] | None, ratio: float | None, size: str | None, 
     return [make_budget(bits=budget[0] if budget else None, ratio=ratio, size=size, context=context)]
 
 
-def _subjects(run: object, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None) -> list[Subject]:
+def _subjects(run: Run, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None) -> list[Subject]:
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
     from aatc_cli.profiles import load_recipe
     from aatc_cli.stages.evaluate import Subject
-    from aatc_cli.stages.files import Run, open_plan
+    from aatc_cli.stages.files import open_plan
 
-    assert isinstance(run, Run)
     subjects = []
     for path in plan or []:
         opened = open_plan(path)
@@ -440,7 +446,8 @@ def _distortion_rows(evaluation: object) -> list[list[str]]:
     for row in evaluation.distortion or []:
         label = "plan" if row.plan else f"{row.bits:g}"
         groups.setdefault((row.side, label), []).append(row.measured / row.predicted if row.predicted else float("nan"))
+    name = f"{evaluation.recipe}-{evaluation.budget}"
     return [
-        [f"{evaluation.recipe}-{evaluation.budget}", side, label, str(len(v)), f"{min(v):.3g}", f"{median(v):.3g}", f"{max(v):.3g}"]
+        [name, side, label, str(len(v)), f"{min(v):.3g}", f"{median(v):.3g}", f"{max(v):.3g}"]
         for (side, label), v in sorted(groups.items())
-    ]  # fmt: skip
+    ]
