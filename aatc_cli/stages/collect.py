@@ -25,7 +25,7 @@ from aatc_cli.artifact import (
 from aatc_cli.config import Geometry, Settings
 from aatc_cli.console import Ticker, progress, say
 from aatc_cli.core.stats import LayerStats, output_gram, sample_rows
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite, attention_sites, non_finite
 from aatc_cli.models.capture import capture
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
@@ -43,6 +43,7 @@ class CollectSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**31)
     skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
     rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
+    head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def collect(
 
     Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with others.
     """
+    target, partial = run.stats(name), run.root / f".{name}.partial"
     config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_profile(profile, identity.geometry)
@@ -85,7 +87,6 @@ def collect(
         "settings": dump(settings), "model": identity.model_dump(mode="json"),
         "texts": [record.model_dump(mode="json") for record in drawn.records],
     }  # fmt: skip
-    target, partial = run.stats(name), run.root / f".{name}.partial"
     with run.lock():
         existing = unchanged(target, "stats", wanted, force=options.force)
         if existing is not None:
@@ -97,7 +98,7 @@ def collect(
         model = load_model(source, device=options.device, dtype=options.dtype)
         sites = attention_sites(model)
         job = _Job(
-            settings, identity, drawn.records, sites, options.device, profile.head_groups if profile else 1,
+            settings, identity, drawn.records, sites, options.device,
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
             | ({"profile": profile.name} if profile else {}),
         )  # fmt: skip
@@ -122,14 +123,14 @@ class _Job:
 
     def __init__(
         self, settings: CollectSettings, identity: ModelIdentity, texts: list[TextRecord],
-        sites: list[AttentionSite], device: str, head_groups: int, how: dict[str, Any],
+        sites: list[AttentionSite], device: str, how: dict[str, Any],
     ) -> None:  # fmt: skip
         self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
-        self.head_groups = head_groups
         self.device = torch.device(device)
         geometry = identity.geometry
+        rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
-            LayerStats.empty(geometry, settings.rows, output_gram(site.o.weight.to(device), geometry)) for site in sites
+            LayerStats.empty(geometry, rows, output_gram(_finite_output(site).to(device), geometry)) for site in sites
         ]
 
     def tokens(self, windows: int) -> int:
@@ -149,15 +150,24 @@ class _Job:
                     writer.add(f"layers.{index}.{name}", tensor)
             return writer.commit(
                 settings=dump(self.settings), model=self.identity, texts=self.texts,
-                results={"windows": windows, "tokens": self.tokens(windows), "head_groups": self.head_groups},
+                results={"windows": windows, "tokens": self.tokens(windows)},
                 provenance={"versions": versions(), **self.how},
             )  # fmt: skip
 
     def resume(self, path: Path) -> int:
-        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers."""
+        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers.
+
+        Raises `SettingsMismatchError` when the model ran in another dtype before: sums of both would be of neither.
+        """
         if not path.exists():
             return 0
         artifact = open_artifact(path, "stats")
+        before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
+        if before != now:
+            raise SettingsMismatchError(
+                f"the checkpoint {path} was collected in {before}, now the model runs in {now}",
+                f"add --dtype {before} to continue it, or --force to start over",
+            )
         for index, layer in enumerate(self.layers):
             saved = load_layer_stats(artifact, index)
             for name, tensor in saved.tensors().items():
@@ -219,6 +229,15 @@ def _clock(device: str) -> float:
     return time.perf_counter()
 
 
+def _finite_output(site: AttentionSite) -> Tensor:
+    # no hook sees what the last layer's output projection gives, so its weight is looked at itself
+    weight = site.o.weight
+    if not bool(torch.isfinite(weight).all()):
+        problem = f"the output projection of layer {site.layer} is not finite"
+        raise AatcError(problem, "mend or replace the model's weights")
+    return weight
+
+
 def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:
     """Raise `AatcError` naming the first field in which the model differs from its profile."""
     if profile is None:
@@ -236,7 +255,8 @@ def check_length(length: int, limit: int | None) -> None:
     """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
     if limit is not None and length > limit:
         raise AatcError(
-            f"windows of {length} tokens are longer than the model's context of {limit}", f"use --length {limit} or less"
+            f"windows of {length} tokens are longer than the model's context of {limit}",
+            f"use --length {limit} or less",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,17 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aatc_cli.artifact import Artifact, ArtifactWriter, damaged, open_artifact
+from aatc_cli.artifact import MANIFEST, Artifact, ArtifactWriter, damaged, open_artifact
 from aatc_cli.config import Budget, Geometry
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.errors import AatcError, ArtifactError
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "scale")
+_FOLDERS = ("transforms", "plans", "evals", "report")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,25 @@ class Run:
     root: Path
 
     def stats(self, name: str = "stats") -> Path:
-        """Directory of the Stats called ``name``."""
+        """Directory of the Stats called ``name``; raises `UsageError` for a name that leads elsewhere."""
+        if name in _FOLDERS or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is None:
+            raise UsageError(
+                f"{name!r} cannot be the name of Stats",
+                f"use letters, digits, '.', '_' and '-', and none of {', '.join(_FOLDERS)}",
+            )
         return self.root / name
+
+    def all_stats(self) -> list[Path]:
+        """Directories of all finished Stats, in name order."""
+        return [path for path in _visible(self.root) if path.name not in _FOLDERS and (path / MANIFEST).is_file()]
 
     def transform(self, kind: str) -> Path:
         """Directory of the Transform of one kind ("whiten", "identity")."""
         return self.root / "transforms" / kind
+
+    def transforms(self) -> list[Path]:
+        """Directories of all transforms, in name order."""
+        return _visible(self.root / "transforms")
 
     def plan(self, recipe: str, budget: Budget) -> Path:
         """Directory of the Plan of a recipe at a budget."""
@@ -47,8 +62,7 @@ class Run:
 
     def plans(self) -> list[Path]:
         """Directories of all plans, in name order."""
-        folder = self.root / "plans"
-        return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+        return _visible(self.root / "plans")
 
     @property
     def evals(self) -> Path:
@@ -69,9 +83,10 @@ class Run:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 handle.seek(0)
-                owner = handle.read().strip() or "another process"
+                pid = handle.read().strip()
+                owner = f"process {pid}" if pid else "another process"
                 raise AatcError(
-                    f"{self.root} is being written by process {owner}", "wait for it, or use another --run directory"
+                    f"{self.root} is being written by {owner}", "wait for it, or use another --run directory"
                 ) from error
             handle.truncate(0)
             handle.write(str(os.getpid()))
@@ -79,6 +94,11 @@ class Run:
             for folder in (self.root, self.root / "plans", self.root / "transforms"):
                 _sweep(folder)
             yield
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What lies in ``folder``, in name order, without the temporary directories of a writer at work."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
 
 
 def _sweep(folder: Path) -> None:
@@ -93,13 +113,39 @@ def _sweep(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
+def open_stats(path: Path) -> Artifact:
+    """Open finished Stats; raises `ArtifactError` when absent, damaged, or the checkpoint of an unfinished collect."""
+    artifact = open_artifact(path, "stats")
+    done, wanted = artifact.manifest.results.get("windows"), artifact.manifest.settings.get("samples")
+    if done != wanted:
+        problem = f"{path} is a checkpoint of collect after {done} of {wanted} windows"
+        raise ArtifactError(problem, "run the same aatc collect to finish it")
+    return artifact
+
+
 def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
-    """The accumulated sums of one layer of a Stats."""
-    parts = {name: artifact.tensor(f"layers.{layer}.{name}") for name in LayerStats.TENSORS}
+    """The accumulated sums of one layer of a Stats; raises `ArtifactError` on shapes or values they cannot have."""
+    geometry = artifact.manifest.model.geometry
+    channels, heads, dim = geometry.channels, geometry.kv_heads, geometry.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "k_outer": (channels, channels), "v_outer": (channels, channels), "k_sum": (channels,), "v_sum": (channels,),
+        "q_outer": (heads, dim, dim), "o_gram": (heads, dim, dim), "k_rows": (-1, channels), "v_rows": (-1, channels),
+    }  # fmt: skip
+    parts = {name: _checked(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
     count = artifact.manifest.results.get("tokens")
     if not isinstance(count, int) or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
     return LayerStats(count=count, filled=int(parts["k_rows"].shape[0]), **parts)
+
+
+def _checked(artifact: Artifact, name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of finite floats with ``shape`` (-1: any length); raises `ArtifactError` when it is something else."""
+    tensor = artifact.tensor(name)
+    fits = tensor.dim() == len(shape) and all(want in (-1, got) for want, got in zip(shape, tensor.shape, strict=True))
+    if not fits or not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        problem = f"tensor {name!r} does not hold finite numbers of shape {list(shape)}"
+        raise damaged(artifact.path, artifact.manifest.kind, problem)
+    return tensor
 
 
 def write_site(writer: ArtifactWriter, layer: int, side: Side, codec: TransformCodec, weight: Tensor) -> None:
@@ -113,14 +159,19 @@ def write_site(writer: ArtifactWriter, layer: int, side: Side, codec: TransformC
 
 
 def load_energies(transform: Artifact) -> Energies:
-    """Latent variances and weights of every site, for allocation."""
+    """Latent variances and weights of every site, for allocation; raises `ArtifactError` on negative ones."""
     energies: Energies = []
-    for layer in range(transform.manifest.model.geometry.layers):
+    geometry = transform.manifest.model.geometry
+    for layer in range(geometry.layers):
         sites: dict[Side, SiteEnergy] = {}
         for side in SIDES:
-            variance = transform.tensor(f"layers.{layer}.{side}.variance").numpy().astype(np.float64)
-            weight = transform.tensor(f"layers.{layer}.{side}.weight").numpy().astype(np.float64)
-            sites[side] = SiteEnergy(variance=variance, weight=weight)
+            parts = {}
+            for part in ("variance", "weight"):
+                name = f"layers.{layer}.{side}.{part}"
+                parts[part] = _checked(transform, name, (geometry.channels,)).numpy().astype(np.float64)
+                if parts[part].min() < 0:
+                    raise damaged(transform.path, "transform", f"tensor {name!r} has negative values")
+            sites[side] = SiteEnergy(**parts)
         energies.append(sites)
     return energies
 
@@ -163,15 +214,18 @@ def open_plan(path: Path) -> Plan:
     try:
         settings = artifact.manifest.settings
         recipe, budget = Recipe.model_validate(settings["recipe"]), Budget.model_validate(settings["budget"])
-        groups = int(artifact.manifest.results["head_groups"])
+        groups = artifact.manifest.results["head_groups"]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, "plan", "its settings are not those of a plan") from error
     geometry = artifact.manifest.model.geometry
+    if type(groups) is not int or groups < 1 or geometry.kv_heads % groups:
+        raise damaged(path, "plan", f"{groups!r} head groups do not divide {geometry.kv_heads} kv heads")
     bits: list[Mapping[Side, list[int]]] = []
     for layer in range(geometry.layers):
         widths = {side: artifact.tensor(f"layers.{layer}.{side}.bits") for side in SIDES}
         for side, tensor in widths.items():
-            if tuple(tensor.shape) != (geometry.channels,) or int(tensor.max()) > recipe.max_bits:
+            fits = tensor.dtype == torch.uint8 and tuple(tensor.shape) == (geometry.channels,)
+            if not fits or int(tensor.max()) > recipe.max_bits or int(tensor.min()) < recipe.min_bits:
                 raise damaged(path, "plan", f"the widths of layer {layer} {side} are out of range")
         bits.append({side: tensor.tolist() for side, tensor in widths.items()})
     return Plan(artifact, recipe, budget, bits, groups)
@@ -186,18 +240,25 @@ def transform_of(plan: Plan, path: Path | None = None) -> Artifact:
             f"{plan.artifact.path} was not made from the transform at {place}",
             "run aatc allocate --force to plan for this transform, or give the right one with --transform",
         )
+    if transform.manifest.settings.get("head_groups") != plan.groups:
+        raise damaged(plan.artifact.path, "plan", f"its {plan.groups} head groups are not those of its transform")
     return transform
 
 
 def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, TransformCodec]]:
     """One float32 codec per layer and side on ``device``; raises `ArtifactError` on values no codec can have."""
     codecs: list[dict[Side, TransformCodec]] = []
+    channels, size = plan.geometry.channels, plan.geometry.channels // plan.groups
+    matrix: tuple[int, ...] = (plan.groups, size, size)
     for layer, widths in enumerate(plan.bits):
         sites: dict[Side, TransformCodec] = {}
         for side in SIDES:
-            parts = {part: transform.tensor(f"layers.{layer}.{side}.{part}") for part in _SITE_TENSORS}
-            if any(not bool(torch.isfinite(t).all()) for t in parts.values()) or bool((parts["scale"] <= 0).any()):
-                raise damaged(transform.path, "transform", f"layer {layer} {side} has a scale or matrix that is not usable")
+            parts = {
+                part: _checked(transform, f"layers.{layer}.{side}.{part}", matrix if "code" in part else (channels,))
+                for part in _SITE_TENSORS
+            }
+            if bool((parts["scale"] <= 0).any()):
+                raise damaged(transform.path, "transform", f"layer {layer} {side} has a scale that is not positive")
             codec = TransformCodec(
                 parts["encode"], parts["decode"], parts["scale"], torch.tensor(widths[side]), parts["variance"]
             )

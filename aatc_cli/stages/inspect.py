@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
 from aatc_cli.config import Budget, Window
 from aatc_cli.core import SIDES
@@ -39,7 +40,7 @@ class Inspection:
 
 
 def inspect_path(path: Path, context: int) -> Inspection:
-    """Inspect an artifact directory, a run directory or an evaluation file; raises `ArtifactError` for anything else."""
+    """Inspect an artifact directory, a run directory or an evaluation file; raises `ArtifactError` otherwise."""
     if path.is_file():
         evaluation = read_evaluation(path)
         data = evaluation.model_dump(mode="json")
@@ -55,10 +56,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 def inspect_run(run: Run) -> Inspection:
     """The artifacts in a run directory, in pipeline order."""
-    places = [run.root / name for name in ("stats", "stats-transform")]
-    folder = run.root / "transforms"
-    places += sorted(folder.iterdir()) if folder.is_dir() else []
-    places += run.plans()
+    places = run.all_stats() + run.transforms() + run.plans()
     found = [(place, read_manifest(place)) for place in places if (place / MANIFEST).is_file()]
     evals = sorted(run.evals.glob("*.json")) if run.evals.is_dir() else []
     if not found and not evals:
@@ -66,7 +64,10 @@ def inspect_run(run: Run) -> Inspection:
     rows = [[str(p.relative_to(run.root)), m.kind, m.model.name, m.digest[:12]] for p, m in found]
     data = {
         "run": str(run.root),
-        "artifacts": [{"path": r[0], "kind": r[1], "model": r[2], "digest": m.digest} for r, (_, m) in zip(rows, found, strict=True)],
+        "artifacts": [
+            {"path": path, "kind": kind, "model": model, "digest": manifest.digest}
+            for (path, kind, model, _), (_, manifest) in zip(rows, found, strict=True)
+        ],
         "evaluations": [path.name for path in evals],
     }  # fmt: skip
     tables = [Table(f"run {run.root}", ["artifact", "kind", "model", "digest"], rows)]
@@ -128,8 +129,8 @@ def _inspect_transform(path: Path) -> Inspection:
             top = float(variance.max() / variance.median().clamp_min(1e-300))
             sites.append({"layer": layer, "side": side, "effective_rank": rank, "top_over_median": top})
             rows.append([f"{layer} {side}", f"{rank:.1f}", f"{top:.3g}"])
-    title = f"transform for {artifact.manifest.model.name}"
-    return _artifact_inspection(artifact, {"sites": sites}, Table(title, ["site", "effective rank", "top / median"], rows))
+    table = Table(f"transform for {artifact.manifest.model.name}", ["site", "effective rank", "top / median"], rows)
+    return _artifact_inspection(artifact, {"sites": sites}, table)
 
 
 def _inspect_stats(path: Path) -> Inspection:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, require_model, unchanged
+from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, require_model, unchanged
 from aatc_cli.config import Settings
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
@@ -19,7 +19,7 @@ from aatc_cli.core.transform import GroupTransform, group_moments, identity, whi
 from aatc_cli.core.weights import channel_scales, latent_variance, quadratic_weights
 from aatc_cli.errors import UsageError
 from aatc_cli.profiles import dump
-from aatc_cli.stages.files import Run, load_layer_stats, write_site
+from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.versions import versions
 
 
@@ -40,10 +40,10 @@ def whiten(
     Raises `ArtifactError` for Stats that are missing, damaged or of two models, `UsageError` for head groups that do
     not divide the kv heads.
     """
-    basis, rates = open_artifact(transform_stats, "stats"), open_artifact(rate_stats, "stats")
+    basis, rates = open_stats(transform_stats), open_stats(rate_stats)
     require_model(basis.manifest.model, rates.manifest.model, str(rate_stats))
     geometry = rates.manifest.model.geometry
-    groups = head_groups if head_groups is not None else int(rates.manifest.results.get("head_groups", 1))
+    groups = head_groups if head_groups is not None else int(rates.manifest.settings["head_groups"])
     if groups < 1 or geometry.kv_heads % groups:
         raise UsageError(
             f"--head-groups {groups} does not divide the model's {geometry.kv_heads} kv heads",
@@ -63,12 +63,15 @@ def whiten(
     return manifest
 
 
-def _write(target: Path, basis: Artifact, rates: Artifact, settings: WhitenSettings, inputs: dict[str, str]) -> Manifest:
+def _write(
+    target: Path, basis: Artifact, rates: Artifact, settings: WhitenSettings, inputs: dict[str, str]
+) -> Manifest:
+    same = basis.manifest.digest == rates.manifest.digest
     model = rates.manifest.model
     with ArtifactWriter(target, "transform") as writer, progress("whiten", model.geometry.layers) as ticker:
         for layer in range(model.geometry.layers):
             rate_layer = load_layer_stats(rates, layer)
-            basis_layer = rate_layer if basis.manifest.digest == rates.manifest.digest else load_layer_stats(basis, layer)
+            basis_layer = rate_layer if same else load_layer_stats(basis, layer)
             for side in SIDES:
                 codec, weight = site_transform(side, basis_layer, rate_layer, settings)
                 write_site(writer, layer, side, codec, weight)
