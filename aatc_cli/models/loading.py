@@ -73,6 +73,12 @@ def load_config(source: ModelSource) -> Any:
     return _attempt(source, lambda: AutoConfig.from_pretrained(source.reference, **source.keywords))
 
 
+def empty_model(source: ModelSource, config: Any) -> Any:
+    """The model of ``config`` with its modules and shapes, but no memory behind its weights."""
+    with torch.device("meta"):
+        return _attempt(source, lambda: AutoModelForCausalLM.from_config(config))
+
+
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The model's tokenizer, with no special tokens added by `Tokenizer.encode`."""
     raw = _attempt(source, lambda: AutoTokenizer.from_pretrained(source.reference, **source.keywords))

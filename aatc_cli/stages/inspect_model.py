@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from aatc_cli.core.layout import fp16_bytes
-from aatc_cli.models.adapter import attention_sites, geometry_of
-from aatc_cli.models.loading import ModelSource, load_config
+from aatc_cli.models.adapter import AttentionSite, attention_sites, geometry_of
+from aatc_cli.models.loading import ModelSource, empty_model, load_config
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.inspect import Inspection, Table
 
@@ -18,15 +15,13 @@ def inspect_model(source: ModelSource, profile: ModelProfile | None = None) -> I
     """Where a model's q, k, v, o and RoPE are and what will be compressed, from its configuration alone."""
     config = load_config(source)
     geometry = geometry_of(config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    sites = attention_sites(model)
+    sites = attention_sites(empty_model(source, config))
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     layers = [
         {
             "layer": site.layer, "module": site.name, "keys_from": "k_norm" if site.normed else "k_proj",
-            "biases": [n for n, m in (("q", site.module.q_proj), ("k", site.module.k_proj), ("v", site.module.v_proj)) if m.bias is not None],
+            "biases": _biases(site),
             "sliding_window": site.sliding_window,
         }
         for site in sites
@@ -40,7 +35,7 @@ def inspect_model(source: ModelSource, profile: ModelProfile | None = None) -> I
         "fp16_bytes_per_token": bytes_token, "layers": layers,
         "profile": profile.name if profile else None,
     }  # fmt: skip
-    kinds = Counter((row["keys_from"], tuple(row["biases"]), row["sliding_window"]) for row in layers)
+    kinds = Counter((site.normed, ", ".join(_biases(site)), site.sliding_window) for site in sites)
     facts = [
         ["architecture", config.model_type],
         ["layers", str(geometry.layers)],
@@ -51,8 +46,13 @@ def inspect_model(source: ModelSource, profile: ModelProfile | None = None) -> I
         ["compressed", f"K and V of all {geometry.layers} layers, keys before RoPE"],
         ["FP16 cache", f"{bytes_token:,} bytes per token"],
     ]
-    facts += [
-        [f"{count} layers", f"keys from {keys}; biases on {', '.join(biases) or 'none'}; sliding window {window or 'none'}"]
-        for (keys, biases, window), count in kinds.items()
-    ]
+    for (normed, biases, window), count in kinds.items():
+        keys = "k_norm" if normed else "k_proj"
+        what = f"keys from {keys}; biases on {biases or 'none'}; sliding window {window or 'none'}"
+        facts.append([f"{count} layers", what])
     return Inspection(data, [Table(f"model {source.name}", ["fact", "value"], facts)])
+
+
+def _biases(site: AttentionSite) -> list[str]:
+    parts = {name: getattr(site.module, f"{name}_proj") for name in ("q", "k", "v")}
+    return [name for name, linear in parts.items() if linear.bias is not None]
