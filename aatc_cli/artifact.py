@@ -41,7 +41,7 @@ class TensorEntry(_Record):
 
 
 class ModelIdentity(_Record):
-    """Which model an artifact belongs to, compared by content: ``name`` and ``revision`` only say what it was called."""
+    """Which model an artifact belongs to, by content: ``name`` and ``revision`` only say what it was called."""
 
     name: str
     revision: str | None
@@ -90,7 +90,7 @@ def digest_of(data: object) -> str:
 def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of the tensor's bytes in row-major little-endian order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 class ArtifactWriter:

@@ -117,9 +117,8 @@ def _load(kind: Literal["models", "recipes"], name: str, model: type[T]) -> T:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AatcError(f"{noun} {path.name} is not valid TOML: {error}", "mend the file") from error
     except ValidationError as error:
-        raise AatcError(f"{noun} {path.name}: {explain(error)}", "mend the field named; unknown fields are errors") from (
-            error
-        )
+        hint = "mend the field named; unknown fields are errors"
+        raise AatcError(f"{noun} {path.name}: {explain(error)}", hint) from error
 
 
 def explain(error: ValidationError) -> str:

@@ -36,17 +36,21 @@ class Difference:
     derived: int
 
 
-def allocate(run: Run, recipe: Recipe, budgets: list[Budget], *, transform: Path | None = None, force: bool = False) -> list[Plan]:
+def allocate(
+    run: Run, recipe: Recipe, budgets: list[Budget], *, transform: Path | None = None, force: bool = False
+) -> list[Plan]:
     """Make one Plan per budget from the run's Transform (or the one at ``transform``).
 
     Raises `AatcError` when a budget cannot be met, `SettingsMismatchError` when a plan exists with other settings.
     """
     if recipe.allocator == "none":
-        raise UsageError(f"recipe {recipe.name} allocates nothing", f"evaluate it directly: aatc eval --recipe {recipe.name}")
+        remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
+        raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
     artifact = open_artifact(transform or run.transform(recipe.transform), "transform")
     kind = artifact.manifest.settings.get("transform")
     if kind != recipe.transform:
-        raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", "see aatc whiten --help")
+        problem = f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}"
+        raise UsageError(problem, "see aatc whiten --help")
     with run.lock():
         energies: Energies | None = None
         plans = []
@@ -87,12 +91,12 @@ def derive(
     groups = int(transform.manifest.settings["head_groups"])
 
     def layout_of(allocation: Allocation) -> CacheLayout:
-        bits = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+        bits: list[dict[str, list[int]]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
         return CacheLayout.of_bits(geometry, recipe.window, groups, bits)
 
     if budget.unit == "bits":
-        allocation = allocate_bits(energies, recipe, budget.value)
-        return allocation, layout_of(allocation), budget.value
+        fixed = allocate_bits(energies, recipe, budget.value)
+        return fixed, layout_of(fixed), budget.value
     assert budget.context is not None
     allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
