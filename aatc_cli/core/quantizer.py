@@ -18,7 +18,7 @@ def token_scale(h: Tensor, scale: Tensor, bits: Tensor, groups: int) -> Tensor:
     The maximum runs over channels that are stored (bits > 0): a channel that is dropped must not coarsen the others.
     """
     ratio = torch.where(bits > 0, (h / scale).abs(), torch.zeros_like(h))
-    alpha = ratio.unflatten(-1, (groups, -1)).amax(-1)
+    alpha = torch.unflatten(ratio, -1, (groups, -1)).amax(-1)
     return alpha.clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
 
 
@@ -26,7 +26,7 @@ def steps(alpha: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
     """Quantizer step of every token and channel: 2 alpha s_c / 2^b. alpha [..., groups] -> [..., C]."""
     unit = scale * torch.exp2(1.0 - bits.to(scale.dtype))
     groups = alpha.shape[-1]
-    return (alpha.to(scale.dtype).unsqueeze(-1) * unit.unflatten(-1, (groups, -1))).flatten(-2)
+    return (alpha.to(scale.dtype).unsqueeze(-1) * torch.unflatten(unit, -1, (groups, -1))).flatten(-2)
 
 
 def quantize(h: Tensor, alpha: Tensor, scale: Tensor, bits: Tensor) -> Tensor:

@@ -75,4 +75,4 @@ def _by_group(x: Tensor, matrices: Tensor) -> Tensor:
     groups, size, _ = matrices.shape
     if groups == 1:
         return x @ matrices[0]
-    return torch.einsum("...ge,gef->...gf", x.unflatten(-1, (groups, size)), matrices).flatten(-2)
+    return torch.einsum("...ge,gef->...gf", torch.unflatten(x, -1, (groups, size)), matrices).flatten(-2)
