@@ -290,10 +290,9 @@ def evaluate(
 
     source, _ = _model(model, profile)
     subjects = _subjects(Run(run), recipe, budget, plan)
-    results = []
-    for spec in text or ["builtin:python-docs-test"]:
-        settings = EvalSettings(task, spec, length, limit or None, first, queries)
-        results += stage(Run(run), source, subjects, settings, EvalOptions(device, dtype, force))
+    settings = EvalSettings(task, length, limit or None, first, queries)
+    texts = text or ["builtin:python-docs-test"]
+    results = stage(Run(run), source, subjects, texts, settings, EvalOptions(device, dtype, force))
     _print_evaluations(results, json)
 
 

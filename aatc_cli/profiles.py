@@ -63,13 +63,13 @@ class Recipe(Settings):
     transform: Literal["identity", "whiten"] = "whiten"
     key_weight: Literal["none", "query"] = "query"
     value_weight: Literal["none", "output"] = "output"
-    allocator: Literal["waterfill", "per-layer", "global", "none"] = "waterfill"
+    allocator: Literal["waterfill", "per-layer", "global", "uniform", "none"] = "waterfill"
     quantizer: Literal["uniform-token-max", "float16"] = "uniform-token-max"
     coordinates: Literal["pre-rope"] = "pre-rope"
     min_bits: int = Field(0, ge=0, le=MAX_BITS)
     max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)
     normalize_percentile: float | None = Field(
-        95.0, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
+        None, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
     )
     protect: Protection = Protection()
     window: Window = Window()

@@ -142,13 +142,21 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
 
 
 def _fill(energy: Floats, budget: int, recipe: Recipe) -> Ints:
+    if recipe.allocator == "uniform":
+        return _even(energy.size, budget, recipe.max_bits)
     return waterfill(exponential_curves(energy, recipe.max_bits), budget, recipe.min_bits)
+
+
+def _even(channels: int, budget: int, max_bits: int) -> Ints:
+    """The same width everywhere; what does not divide goes to the leading channels, one bit each."""
+    base, rest = divmod(min(budget, channels * max_bits), channels)
+    return base + (np.arange(channels) < rest).astype(np.int64)
 
 
 def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
     if not pool:
         return []
-    if recipe.allocator == "per-layer":
+    if recipe.allocator in ("per-layer", "uniform"):
         return [_fill(energy, share, recipe) for energy, share in zip(pool, _shares(pool, budget), strict=True)]
     if recipe.allocator == "global":
         profile = _fill(np.mean(np.stack(pool), axis=0), budget // len(pool), recipe)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aatc_cli.config import Geometry, Window
+from aatc_cli.core import Side
 
 PLANES = (16, 8, 4, 2, 1)
 SCALE_BYTES = 2  # alpha is float16
@@ -75,7 +76,7 @@ class CacheLayout:
 
     @classmethod
     def of_bits(
-        cls, geometry: Geometry, window: Window, groups: int, bits: Sequence[Mapping[str, Sequence[int]]]
+        cls, geometry: Geometry, window: Window, groups: int, bits: Sequence[Mapping[Side, Sequence[int]]]
     ) -> CacheLayout:
         """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
         pairs = tuple(

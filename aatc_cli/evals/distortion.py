@@ -21,7 +21,7 @@ from aatc_cli.core.distortion import coupled_key_distortion, coupled_value_disto
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import apply_rope, unapply_rope
 from aatc_cli.evals.schema import DistortionRow
-from aatc_cli.models.adapter import rebias
+from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
 UNIFORM_WIDTHS = (2, 3, 4, 6, 8)
@@ -50,7 +50,7 @@ class _Step:
 
 @torch.no_grad()
 def measure_distortion(
-    model: nn.Module, sites: Sequence[object], codecs: list[dict[Side, TransformCodec]], window: Window,
+    model: nn.Module, sites: list[AttentionSite], codecs: list[dict[Side, TransformCodec]], window: Window,
     windows: Tensor, positions: Sequence[int], after: Callable[[], None],
 ) -> list[DistortionRow]:  # fmt: skip
     """Rows for every layer, side and width: the plan's own widths and `UNIFORM_WIDTHS`, averaged over queries.
@@ -68,7 +68,7 @@ def measure_distortion(
 
     device = next(model.parameters()).device
     for tokens in windows:
-        with attention_override(model, sites, attend):  # type: ignore[arg-type]
+        with attention_override(model, sites, attend):
             scored_logits(model, tokens[None].to(device), tokens.numel() - 2)
     return [
         DistortionRow(
@@ -83,41 +83,56 @@ def _measure_layer(
     inputs: LayerInputs, codecs: dict[Side, TransformCodec], window: Window, positions: Sequence[int],
     table: dict[tuple[int, Side, float, bool], _Sums],
 ) -> None:  # fmt: skip
-    layer, heads = inputs.site.layer, inputs.query.shape[1]
-    kv_heads, dim = inputs.key.shape[1], inputs.key.shape[3]
+    heads, kv_heads, dim = inputs.query.shape[1], inputs.key.shape[1], inputs.key.shape[3]
     share = heads // kv_heads
     output_rows = inputs.site.o.weight.to(torch.float64).T.reshape(heads, dim, -1)
     keys = inputs.key[0].to(torch.float64).repeat_interleave(share, 0)
     values = torch.einsum("jtd,jdm->jtm", inputs.value[0].to(torch.float64).repeat_interleave(share, 0), output_rows)
-    steps = [(t, _step(inputs, keys, values, window, t)) for t in positions]
+    steps = [_step(inputs, keys, values, window, t) for t in positions]
     for side in SIDES:
         codec = codecs[side]
-        raw = inputs.k_raw[0] if side == "k" else inputs.v_raw[0]
-        own = float(codec.bits.to(torch.float64).mean())
-        trials = [(own, True, codec)]
-        trials += [(float(b), False, codec.with_bits(torch.full_like(codec.bits, b))) for b in UNIFORM_WIDTHS]
         basis = _head_basis(codec, kv_heads, dim).repeat_interleave(share, 0)
-        readout = torch.einsum("jcd,jdm->jcm", basis, output_rows)
-        readout_gram = torch.einsum("jcm,kcm->cjk", readout, readout)
-        for bits, plan, trial in trials:
+        predict = _key_predictor(inputs, steps, basis) if side == "k" else _value_predictor(steps, basis, output_rows)
+        raw = inputs.k_raw[0] if side == "k" else inputs.v_raw[0]
+        for bits, plan, trial in _trials(codec):
             noise = trial.noise(raw).to(torch.float64)
             noisy = _reconstructed(inputs, side, trial, kv_heads, dim).repeat_interleave(share, 0)
             if side == "v":
                 noisy = torch.einsum("jtd,jdm->jtm", noisy, output_rows)
-            sums = table[(layer, side, bits, plan)]
-            for t, step in steps:
-                quiet = noise[: t + 1] * step.packed[:, None]
-                if side == "k":
-                    queries = _effective_queries(inputs, step, basis, t)
-                    residual = step.values - step.output[:, None]
-                    gram = torch.einsum("jtm,ktm->tjk", residual, residual)
-                    predicted, diagonal = coupled_key_distortion(step.weights, queries, gram, quiet)
-                else:
-                    predicted, diagonal = coupled_value_distortion(step.weights, readout_gram, quiet)
+            sums = table[(inputs.site.layer, side, bits, plan)]
+            for index, step in enumerate(steps):
+                count = step.packed.numel()
+                predicted, diagonal = predict(index, noise[:count] * step.packed[:, None])
                 sums.predicted += float(predicted)
                 sums.diagonal += float(diagonal)
-                sums.measured += _measured(side, step, keys[:, : t + 1], noisy[:, : t + 1])
+                sums.measured += _measured(side, step, keys[:, :count], noisy[:, :count])
                 sums.signal += float(step.output.sum(0).square().sum())
+
+
+def _trials(codec: TransformCodec) -> list[tuple[float, bool, TransformCodec]]:
+    """(width, is the plan's, codec): the plan's own widths and every uniform one."""
+    own = float(codec.bits.to(torch.float64).mean())
+    uniform = [(float(b), False, codec.with_bits(torch.full_like(codec.bits, b))) for b in UNIFORM_WIDTHS]
+    return [(own, True, codec), *uniform]
+
+
+# from the index of a decode step and the noise variances [T, C] to (coupled, diagonal) distortion
+Predictor = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+
+
+def _key_predictor(inputs: LayerInputs, steps: list[_Step], basis: Tensor) -> Predictor:
+    terms = []
+    for step in steps:
+        residual = step.values - step.output[:, None]
+        gram = torch.einsum("jtm,ktm->tjk", residual, residual)
+        terms.append((step.weights, _effective_queries(inputs, step, basis), gram))
+    return lambda index, noise: coupled_key_distortion(*terms[index], noise)
+
+
+def _value_predictor(steps: list[_Step], basis: Tensor, output_rows: Tensor) -> Predictor:
+    readout = torch.einsum("jcd,jdm->jcm", basis, output_rows)
+    gram = torch.einsum("jcm,kcm->cjk", readout, readout)
+    return lambda index, noise: coupled_value_distortion(steps[index].weights, gram, noise)
 
 
 def _step(inputs: LayerInputs, keys: Tensor, values: Tensor, window: Window, t: int) -> _Step:
@@ -131,21 +146,26 @@ def _step(inputs: LayerInputs, keys: Tensor, values: Tensor, window: Window, t: 
 
 def _head_basis(codec: TransformCodec, kv_heads: int, dim: int) -> Tensor:
     """Decode rows as every kv head sees them: [H, C, D], zero where a latent belongs to another head group."""
-    full = torch.block_diag(*codec.decode.to(torch.float64))
-    return full.reshape(full.shape[0], kv_heads, dim).transpose(0, 1)
+    groups, size, _ = codec.decode.shape
+    full = codec.decode.new_zeros(groups, size, groups, size, dtype=torch.float64)
+    for group in range(groups):
+        full[group, :, group] = codec.decode[group].to(torch.float64)
+    return full.reshape(groups * size, kv_heads, dim).transpose(0, 1)
 
 
-def _effective_queries(inputs: LayerInputs, step: _Step, basis: Tensor, t: int) -> Tensor:
+def _effective_queries(inputs: LayerInputs, step: _Step, basis: Tensor) -> Tensor:
     """Latent query of every head for every token: rotate q back by the token's position, then through B. [J, T, C]."""
-    tables = (inputs.cos[:1, : t + 1].to(torch.float64), inputs.sin[:1, : t + 1].to(torch.float64))
-    turned = unapply_rope(step.query[None, :, None].expand(-1, -1, t + 1, -1), *tables)[0]
+    count = step.packed.numel()
+    tables = (inputs.cos[:1, :count].to(torch.float64), inputs.sin[:1, :count].to(torch.float64))
+    turned = unapply_rope(step.query[None, :, None].expand(-1, -1, count, -1), *tables)[0]
     return torch.einsum("jtd,jcd->jtc", turned, basis)
 
 
 def _reconstructed(inputs: LayerInputs, side: Side, codec: TransformCodec, kv_heads: int, dim: int) -> Tensor:
     """Keys (rotated) or values [H, T, D] as the cache gives them back, in float64."""
     raw, bias = (inputs.k_raw, inputs.site.k_bias) if side == "k" else (inputs.v_raw, inputs.site.v_bias)
-    vectors = rebias(codec.reconstruct(raw), bias).unflatten(-1, (kv_heads, dim)).transpose(1, 2)
+    vectors = rebias(codec.reconstruct(raw), bias)
+    vectors = vectors.reshape(*vectors.shape[:-1], kv_heads, dim).transpose(1, 2)
     return (apply_rope(vectors, inputs.cos, inputs.sin) if side == "k" else vectors)[0].to(torch.float64)
 
 

@@ -59,7 +59,7 @@ def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tens
     heads, dim = inputs.key.shape[1], inputs.key.shape[3]
 
     def by_head(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (heads, dim)).transpose(1, 2)
+        return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
     site = inputs.site
     exact = apply_rope(by_head(rebias(inputs.k_raw, site.k_bias)), inputs.cos, inputs.sin)
@@ -129,5 +129,3 @@ def check_finite(logits: Tensor, name: str, window: int) -> None:
             f"{name}: logits are not finite in window {window}, scored position {int(bad.nonzero()[0])}",
             "run with --dtype float32; if it persists, the statistics do not fit this model",
         )
-
-

@@ -64,7 +64,7 @@ def attention_sites(model: nn.Module) -> list[AttentionSite]:
     if sorted(found) != list(range(geometry.layers)):
         kind = getattr(config, "model_type", type(model).__name__)
         raise UnsupportedModelError(
-            f"{kind} is not supported: {len(found)} of its {geometry.layers} layers have q_proj, k_proj, v_proj and o_proj",
+            f"{kind} is not supported: {len(found)} of {geometry.layers} layers have q_proj, k_proj, v_proj and o_proj",
             _supported(),
         )
     return [found[index] for index in range(geometry.layers)]
@@ -75,7 +75,9 @@ def _site(index: int, name: str, module: Any, geometry: Geometry) -> AttentionSi
     for part, heads in widths.items():
         linear = getattr(module, part, None)
         if not isinstance(linear, nn.Linear) or linear.out_features != heads * geometry.head_dim:
-            raise UnsupportedModelError(f"{name}.{part} does not give {heads} heads of {geometry.head_dim}", _supported())
+            raise UnsupportedModelError(
+                f"{name}.{part} does not give {heads} heads of {geometry.head_dim}", _supported()
+            )
     q_norm, k_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     for norm in (q_norm, k_norm):
         if norm is not None and _norm_width(norm) != geometry.head_dim:
@@ -83,7 +85,7 @@ def _site(index: int, name: str, module: Any, geometry: Geometry) -> AttentionSi
     normed = k_norm is not None
     return AttentionSite(
         layer=index, name=name, module=module, q=q_norm if q_norm is not None else module.q_proj,
-        k=k_norm if normed else module.k_proj, v=module.v_proj, o=module.o_proj,
+        k=k_norm if k_norm is not None else module.k_proj, v=module.v_proj, o=module.o_proj,
         q_bias=None, k_bias=None if normed else module.k_proj.bias, v_bias=module.v_proj.bias,
         normed=normed, sliding_window=getattr(module, "sliding_window", None),
     )  # fmt: skip

