@@ -29,7 +29,10 @@ REMEDY: dict[str, str] = {"stats": "aatc collect", "transform": "aatc whiten", "
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    # constants: a NaN must reach the digest, which refuses it, and not be written as null
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
 
 class TensorEntry(_Record):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +50,7 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def make_model(folder: Path, family: str = "llama", seed: int = 0, **changes) -> Path:
-    """Save a random 4-layer model of ``family`` ("llama", "qwen2" with biases, "qwen3" with key norms) with a tokenizer.
+    """Save a random 4-layer model of ``family`` with a tokenizer: "llama", "qwen2" (biases), "qwen3" (key norms).
 
     Geometry: 4 query heads, 2 kv heads of 16, hidden size 64, context 512; override by keyword.
     """
@@ -67,6 +74,12 @@ def make_model(folder: Path, family: str = "llama", seed: int = 0, **changes) ->
     model.save_pretrained(folder)
     make_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model():
+    """The function `make_model`, for tests that need a tiny model of their own."""
+    return make_model
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +107,102 @@ def calibration_text(tmp_path) -> Path:
     words = "the cache holds keys and values of every token that the model has seen so far and grows with the context "
     path.write_text("".join(f"{index}: {words}" for index in range(200)), encoding="utf-8")
     return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the command line left: exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout; fails when there is anything else on it."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def aatc(monkeypatch, capfd) -> Callable[..., Outcome]:
+    """Run the command line in this process, through its own entry point."""
+    from aatc_cli.__main__ import main
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["aatc", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capfd.readouterr()
+        return Outcome(stop.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def snapshot() -> Callable[[Path], dict[str, tuple[str, int]]]:
+    """Hash and modification time of everything under a folder, but for the lock, which belongs to no artifact."""
+
+    def take(folder: Path) -> dict[str, tuple[str, int]]:
+        found = {}
+        for path in sorted(folder.rglob("*")) if folder.exists() else []:
+            if path.name != ".lock":
+                content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+                found[str(path.relative_to(folder))] = (content, path.stat().st_mtime_ns)
+        return found
+
+    return take
+
+
+@pytest.fixture
+def refuses(aatc, snapshot) -> Callable[..., Outcome]:
+    """Run a command that must fail: its code, one Error line with all of ``says``, one Hint line, nothing touched."""
+
+    def run(*arguments: object, says: tuple[str, ...], folder: Path, code: int = 1) -> Outcome:
+        before = snapshot(folder)
+        outcome = aatc(*arguments)
+        errors = [line for line in outcome.err.splitlines() if line.startswith("Error: ")]
+        hints = [line for line in outcome.err.splitlines() if line.startswith("Hint: ")]
+        assert outcome.code == code, outcome.err
+        assert len(errors) == len(hints) == 1, outcome.err
+        assert "Traceback" not in outcome.err
+        assert outcome.out == ""
+        for part in says:
+            assert part in errors[0], errors[0]
+        assert snapshot(folder) == before
+        return outcome
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def new_model() -> Callable[..., Path]:
+    """The maker of tiny models, for tests that need one of their own."""
+    return make_model
+
+
+@pytest.fixture(scope="session")
+def base_run(tiny_llama, tmp_path_factory) -> Path:
+    """A run of the tiny Llama with Stats, both transforms and one plan; shared, so nothing may write to it."""
+    from aatc_cli.config import make_budget
+    from aatc_cli.models.loading import find_model
+    from aatc_cli.profiles import TextMixture, load_recipe
+    from aatc_cli.stages.allocate import allocate
+    from aatc_cli.stages.collect import CollectOptions, CollectSettings, collect
+    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.whiten import whiten
+
+    run = Run(tmp_path_factory.mktemp("base") / "run")
+    settings = CollectSettings(samples=8, length=64, rows=256)
+    mixture = TextMixture(sources=["builtin:python-docs"], samples=8, length=64)
+    collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    for kind in ("whiten", "identity"):
+        whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform=kind)
+    allocate(run, load_recipe("paper"), [make_budget(bits=3.0)])
+    return run.root
+
+
+@pytest.fixture
+def run_folder(base_run, tmp_path) -> Path:
+    """A copy of `base_run` that the test owns."""
+    return Path(shutil.copytree(base_run, tmp_path / "run"))

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from aatc_cli.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
+from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.evals.schema import DistortionRow, Evaluation, Task
+from aatc_cli.profiles import Calibration, ModelProfile, Protection, Recipe, TextMixture
+from aatc_cli.stages.collect import CollectSettings
+from aatc_cli.stages.whiten import WhitenSettings
+
+GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
+MIXTURE = TextMixture(sources=["builtin:python-docs", "a.txt@0.5"], samples=3, length=64)
+IDENTITY = ModelIdentity(
+    name="m", revision="abc", architecture="llama", config_hash="c", weights_fingerprint="w", tokenizer_hash="t",
+    geometry=GEOMETRY,
+)  # fmt: skip
+ENTRY = TensorEntry(dtype="float32", shape=(2, 0), sha256="0" * 64)
+TEXT = TextRecord(name="a.txt", weight=1 / 3, sha256="a", tokens=100, windows=3)
+ROW = DistortionRow(layer=0, side="v", bits=2.5, plan=True, predicted=0.1, predicted_diagonal=1e-9, measured=0.2)
+EXAMPLES: list[BaseModel] = [
+    Window(), Window(sinks=0, recent=16, flush=16), GEOMETRY, MIXTURE, Protection(layers=3, key_extra=0.5),
+    Budget(unit="bits", value=0.1), Budget(unit="ratio", value=5.82, context=8192),
+    Budget(unit="bytes", value=184e6, context=1), Calibration(rates=MIXTURE),
+    Calibration(transform=MIXTURE, rates=MIXTURE),
+    ModelProfile(
+        name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE),
+    ),
+    Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
+    CollectSettings(samples=8, length=64), WhitenSettings(transform="identity", head_groups=2, percentile=99.9),
+    IDENTITY, ENTRY, TEXT, ROW,
+    Manifest(
+        schema_version=1, kind="stats", settings={"x": [0.1, None]}, model=IDENTITY, inputs={"a": "b"}, texts=[TEXT],
+        tensors={"t": ENTRY}, results={"tokens": 3}, digest="d", provenance={},
+    ),
+    Evaluation(
+        task="kl", recipe="paper", budget="2", model="m", bits=2.0, bits_effective=2.7, ratio=5.9, context=64,
+        text="t", text_sha256="s", windows=1, length=64, stride=64, first_position=0, tokens_scored=63, sinks=4,
+        recent=8, flush=4, kl_mean=0.125, distortion=[ROW], seconds=1.5, device="cpu", dtype="float32",
+        versions={"a": "1"},
+    ),
+]  # fmt: skip
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def subclasses(base: type[BaseModel]) -> set[type[BaseModel]]:
+    found = {sub for sub in base.__subclasses__() if sub.__module__.startswith("aatc_cli")}
+    return found | {deep for sub in found for deep in subclasses(sub)}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: type(e).__name__)
+def test_json_round_trip(example: BaseModel) -> None:
+    kind = type(example)
+    assert kind.model_validate_json(example.model_dump_json()) == example
+    text = json.dumps(example.model_dump(mode="json"), allow_nan=False)
+    assert kind.model_validate_json(text) == example
+    assert kind.model_validate_json(text).model_dump(mode="json") == json.loads(text)
+
+
+def test_every_settings_model_has_an_example() -> None:
+    assert subclasses(Settings) <= {type(example) for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: type(e).__name__)
+def test_frozen_and_closed(example: BaseModel) -> None:
+    field = next(iter(type(example).model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(example, field, None)
+    with pytest.raises(ValidationError, match="surprise"):
+        type(example).model_validate(example.model_dump() | {"surprise": 1})
+
+
+@given(value=st.floats(min_value=1e-300, max_value=16), context=st.integers(1, 10**9))
+def test_budgets_round_trip_through_json(value: float, context: int) -> None:
+    for budget in (
+        Budget(unit="bits", value=value),
+        Budget(unit="ratio", value=value * 1e5, context=context),
+        Budget(unit="bytes", value=float(round(value * 1e12) + 1), context=context),
+    ):
+        assert Budget.model_validate(json.loads(json.dumps(budget.model_dump(mode="json")))) == budget
+
+
+@given(a=st.floats(min_value=1e-300, max_value=16), b=st.floats(min_value=1e-300, max_value=16))
+def test_labels_differ_where_budgets_differ(a: float, b: float) -> None:
+    near = math.nextafter(a, 17) if a < 16 else a
+    for left, right in ((a, b), (a, near)):
+        one, other = Budget(unit="bits", value=left), Budget(unit="bits", value=right)
+        assert (one.label == other.label) == (left == right)
+        assert float(one.label) == left
+
+
+@pytest.mark.parametrize(
+    ("budget", "label"),
+    [
+        (Budget(unit="bits", value=2.0), "2"), (Budget(unit="bits", value=2.5), "2.5"),
+        (Budget(unit="bits", value=16), "16"), (Budget(unit="bits", value=2.0000001), "2.0000001"),
+        (Budget(unit="ratio", value=5.82, context=8192), "5.82x-8192"),
+        (Budget(unit="bytes", value=184e6, context=8192), "184000000B-8192"),
+    ],
+)  # fmt: skip
+def test_labels(budget: Budget, label: str) -> None:
+    assert budget.label == label
+    assert "/" not in label
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        (Window, {"flush": 129}, "flush (129) must not exceed the recent window (128)"),
+        (Window, {"flush": 0}, "greater than or equal to 1"), (Window, {"recent": 0}, "greater than or equal to 1"),
+        (Window, {"sinks": -1}, "greater than or equal to 0"), (Window, {"sinks": 1.0}, "valid integer"),
+        (Window, {"sinks": "4"}, "valid integer"), (Window, {"sinks": True}, "valid integer"),
+        (Geometry, {"kv_heads": 3}, "heads (4) must be a multiple of kv_heads (3)"),
+        (Geometry, {"layers": 0}, "greater than or equal to 1"),
+        (Budget, {"unit": "bits", "value": 16.5, "context": None}, "16.5 bits is above the 16"),
+        (Budget, {"unit": "bits", "value": 0.0, "context": None}, "greater than 0"),
+        (Budget, {"unit": "ratio", "value": 2.0, "context": None}, "needs --context"),
+        (Budget, {"unit": "bytes", "value": math.inf, "context": 1}, "finite number"),
+        (Budget, {"unit": "bits", "value": math.nan, "context": None}, "finite number"),
+        (Budget, {"unit": "bits", "value": "2", "context": None}, "valid number"),
+        (Budget, {"unit": "nibbles", "value": 2.0, "context": None}, "'bits', 'ratio' or 'bytes'"),
+        (Recipe, {"min_bits": 9, "max_bits": 8}, "min_bits (9) exceeds max_bits (8)"),
+        (Recipe, {"max_bits": 17}, "less than or equal to 16"),
+        (Recipe, {"quantizer": "float16"}, "go together"), (Recipe, {"allocator": "none"}, "go together"),
+        (Recipe, {"normalize_percentile": 0.0}, "greater than 0"), (Recipe, {"name": "../x"}, "match pattern"),
+        (Recipe, {"name": ""}, "match pattern"), (Recipe, {"name": ".hidden"}, "match pattern"),
+        (Recipe, {"name": "a b"}, "match pattern"), (Recipe, {"name": "a\n"}, "match pattern"),
+        (ModelProfile, {"head_groups": 3}, "head_groups (3) must divide kv_heads (2)"),
+        (TextMixture, {"sources": []}, "at least 1 item"), (TextMixture, {"length": 1}, "greater than or equal to 2"),
+        (CollectSettings, {"seed": 2**31}, "less than"), (CollectSettings, {"skip_first": -1}, "equal to 0"),
+        (WhitenSettings, {"percentile": 0.0}, "greater than 0"),
+        (WhitenSettings, {"percentile": 100.1}, "equal to 100"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be(kind: type[BaseModel], changes: dict[str, Any], says: str) -> None:
+    example = next(e for e in EXAMPLES if type(e) is kind)
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(example.model_dump() | changes)
+    assert says in str(caught.value)
+
+
+def test_channels() -> None:
+    assert GEOMETRY.channels == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000), ("184MB", 184_000_000), ("184 MB", 184_000_000), (" 1.5GiB ", 3 * 2**29), ("2kib", 2048),
+        ("3KB", 3000), ("7b", 7), (".5MiB", 2**19), ("1GB", 10**9), ("0", 0), ("0.4", 0),
+    ],
+)  # fmt: skip
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "MB", "1 TB", "1.2.3MB", "-1MB", "+1", "1e6", "inf", "nan", "1MBit", "1,5MB", "٣MB", "9" * 400 + "GB", "0x10"],
+)  # fmt: skip
+def test_parse_size_refuses(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_size(text)
+    assert caught.value.exit_code == 2
+    assert len(caught.value.message) < 200
+    assert "MB" in str(caught.value.hint)
+
+
+@given(value=finite | st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_make_budget_takes_bits_from_above_zero_to_sixteen_and_nothing_else(value: float) -> None:
+    if 0 < value <= 16:
+        assert make_budget(bits=value, context=64) == Budget(unit="bits", value=value)
+        return
+    with pytest.raises(UsageError) as caught:
+        make_budget(bits=value)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({}, "got none"), ({"bits": 2.0, "ratio": 3.0}, "--budget and --ratio"),
+        ({"bits": 2.0, "size": "1MB"}, "--budget and --bytes"), ({"ratio": 2.0, "size": "1MB"}, "--ratio and --bytes"),
+        ({"ratio": 3.0}, "--ratio needs --context"), ({"size": "1MB"}, "--bytes needs --context"),
+        ({"ratio": 0.0, "context": 9}, "--ratio must be a positive number, got 0"),
+        ({"ratio": -3.0, "context": 9}, "got -3"), ({"ratio": math.nan, "context": 9}, "got nan"),
+        ({"ratio": math.inf, "context": 9}, "got inf"),
+        ({"size": "0", "context": 9}, "--bytes must be a positive number"),
+        ({"size": "0.4", "context": 9}, "got 0"), ({"bits": 16.1}, "16.1 bits is above the 16"),
+    ],
+)  # fmt: skip
+def test_make_budget_names_the_option(given_: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_budget(**given_)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_make_budget_units() -> None:
+    assert make_budget(ratio=5.82, context=8192) == Budget(unit="ratio", value=5.82, context=8192)
+    assert make_budget(size="184MB", context=8192) == Budget(unit="bytes", value=184e6, context=8192)
+    assert make_budget(bits=2.0, context=8192).context is None
+
+
+def test_exit_codes() -> None:
+    assert (AatcError("a").exit_code, UsageError("a").exit_code) == (1, 2)
+    assert set(get_args(Task)) == {"kl", "perplexity", "distortion"}
