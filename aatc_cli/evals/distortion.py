@@ -21,6 +21,7 @@ from aatc_cli.core.distortion import coupled_key_distortion, coupled_value_disto
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import apply_rope, unapply_rope
 from aatc_cli.evals.schema import DistortionRow
+from aatc_cli.evals.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
@@ -46,6 +47,7 @@ class _Step:
     values: Tensor  # [J, T, M] v_i W_O per head
     output: Tensor  # [J, M] per head; their sum is the attention output
     packed: Tensor  # [T] bool: read from the packed cache
+    hidden: Tensor  # [T] bool: behind the layer's sliding window
 
 
 @torch.no_grad()
@@ -62,9 +64,7 @@ def measure_distortion(
     def attend(inputs: LayerInputs) -> Tensor:
         _measure_layer(inputs, codecs[inputs.site.layer], window, positions, table)
         after()
-        return torch.nn.functional.scaled_dot_product_attention(
-            inputs.query, inputs.key, inputs.value, is_causal=True, scale=inputs.scaling, enable_gqa=True
-        )
+        return mixed_attention(inputs, inputs.key, inputs.value, window)
 
     device = next(model.parameters()).device
     for tokens in windows:
@@ -137,11 +137,17 @@ def _value_predictor(steps: list[_Step], basis: Tensor, output_rows: Tensor) -> 
 
 def _step(inputs: LayerInputs, keys: Tensor, values: Tensor, window: Window, t: int) -> _Step:
     query = inputs.query[0, :, t].to(torch.float64) * inputs.scaling
-    weights = torch.einsum("jd,jtd->jt", query, keys[:, : t + 1]).softmax(-1)
+    hidden = torch.arange(t + 1, device=keys.device) <= t - (inputs.sliding_window or t + 1)
+    weights = _attention(query, keys[:, : t + 1], hidden)
     seen = values[:, : t + 1]
     packed = torch.zeros(t + 1, dtype=torch.bool, device=keys.device)
     packed[window.sinks : window.sinks + packed_tokens(t + 1, window)] = True
-    return _Step(weights, query, seen, torch.einsum("jt,jtm->jm", weights, seen), packed)
+    return _Step(weights, query, seen, torch.einsum("jt,jtm->jm", weights, seen), packed, hidden)
+
+
+def _attention(query: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
+    """Softmax weights [J, T] of rotated, scaled queries [J, D] over keys [J, T, D]."""
+    return torch.einsum("jd,jtd->jt", query, keys).masked_fill(hidden, float("-inf")).softmax(-1)
 
 
 def _head_basis(codec: TransformCodec, kv_heads: int, dim: int) -> Tensor:
@@ -174,7 +180,7 @@ def _measured(side: Side, step: _Step, keys: Tensor, noisy: Tensor) -> float:
     packed = step.packed[None, :, None]
     if side == "k":
         mixed = torch.where(packed, noisy, keys)
-        weights = torch.einsum("jd,jtd->jt", step.query, mixed).softmax(-1)
+        weights = _attention(step.query, mixed, step.hidden)
         output = torch.einsum("jt,jtm->jm", weights, step.values)
     else:
         output = torch.einsum("jt,jtm->jm", step.weights, torch.where(packed, noisy, step.values))

@@ -104,9 +104,9 @@ def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, sta
         ),
         dim=1,
     )
-    if inputs.site.sliding_window is not None:
+    if inputs.sliding_window is not None:
         columns = torch.cat((positions[:sinks], positions[far], positions[near]))
-        allowed &= queries - columns < inputs.site.sliding_window
+        allowed &= queries - columns < inputs.sliding_window
     return F.scaled_dot_product_attention(
         inputs.query[:, :, start:end], keys, values, attn_mask=allowed, scale=inputs.scaling, enable_gqa=True
     )

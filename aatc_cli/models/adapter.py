@@ -60,7 +60,7 @@ def attention_sites(model: nn.Module) -> list[AttentionSite]:
     for name, module in model.named_modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int) and hasattr(module, "o_proj") and hasattr(module, "k_proj"):
-            found[index] = _site(index, name, module, geometry)
+            found[index] = _site(index, name, module, geometry, sliding_window_of(config, index))
     if sorted(found) != list(range(geometry.layers)):
         kind = getattr(config, "model_type", type(model).__name__)
         raise UnsupportedModelError(
@@ -70,7 +70,17 @@ def attention_sites(model: nn.Module) -> list[AttentionSite]:
     return [found[index] for index in range(geometry.layers)]
 
 
-def _site(index: int, name: str, module: Any, geometry: Geometry) -> AttentionSite:
+def sliding_window_of(config: Any, layer: int) -> int | None:
+    """Tokens a layer can look back, or None for all of them, from the configuration."""
+    text = config.get_text_config()
+    window: int | None = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None:
+        return window if kinds[layer] == "sliding_attention" else None
+    return window if getattr(text, "use_sliding_window", True) else None
+
+
+def _site(index: int, name: str, module: Any, geometry: Geometry, window: int | None) -> AttentionSite:
     widths = {"q_proj": geometry.heads, "k_proj": geometry.kv_heads, "v_proj": geometry.kv_heads}
     for part, heads in widths.items():
         linear = getattr(module, part, None)
@@ -87,7 +97,7 @@ def _site(index: int, name: str, module: Any, geometry: Geometry) -> AttentionSi
         layer=index, name=name, module=module, q=q_norm if q_norm is not None else module.q_proj,
         k=k_norm if k_norm is not None else module.k_proj, v=module.v_proj, o=module.o_proj,
         q_bias=None, k_bias=None if normed else module.k_proj.bias, v_bias=module.v_proj.bias,
-        normed=normed, sliding_window=getattr(module, "sliding_window", None),
+        normed=normed, sliding_window=window,
     )  # fmt: skip
 
 

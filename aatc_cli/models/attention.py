@@ -33,6 +33,7 @@ class LayerInputs:
     cos: Tensor
     sin: Tensor
     scaling: float
+    sliding_window: int | None
 
 
 AttentionFunction = Callable[[LayerInputs], Tensor]
@@ -67,7 +68,7 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
     ) -> tuple[Tensor, None]:  # fmt: skip
         inputs = LayerInputs(
             site=by_module[id(module)], query=query, key=key, value=value, k_raw=seen["k"], v_raw=seen["v"],
-            cos=seen["cos"], sin=seen["sin"], scaling=scaling,
+            cos=seen["cos"], sin=seen["sin"], scaling=scaling, sliding_window=kwargs.get("sliding_window"),
         )  # fmt: skip
         return function(inputs).transpose(1, 2).contiguous(), None
 

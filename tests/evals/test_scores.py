@@ -1,0 +1,79 @@
+"""Scores against direct computation, and the evaluation files they end in."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from aatc_cli.config import Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import CastCodec
+from aatc_cli.errors import ArtifactError
+from aatc_cli.evals.schema import Evaluation, read_evaluation, read_evaluations, write_evaluation
+from aatc_cli.evals.scores import Scores, score_windows
+from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.models.adapter import attention_sites
+from aatc_cli.models.loading import find_model, load_model
+
+
+def test_scores_equal_the_definitions(tiny_llama):
+    model = load_model(find_model(str(tiny_llama)))
+    sites, first = attention_sites(model), 7
+    windows = torch.randint(0, 256, (3, 300), generator=torch.Generator().manual_seed(0))
+    rough = Method(
+        "rough", [dict.fromkeys(SIDES, CastCodec(torch.float8_e4m3fn))] * 4, Window(sinks=1, recent=4, flush=2)
+    )
+    told = []
+    (scores,) = score_windows(model, sites, [rough], windows, first, told.append)
+    assert told == ["reference", "rough"] * 3
+    kls, nlls, references, agreements = [], [], [], []
+    for window in windows:
+        with torch.no_grad():
+            p = model(input_ids=window[None]).logits[0, first:-1].double().log_softmax(-1)
+        q = method_logits(model, sites, rough, window[None], first).double().log_softmax(-1)
+        kls.append((p.exp() * (p - q)).sum(-1))
+        targets = window[first + 1 :, None]
+        nlls.append(-q.gather(1, targets).mean())
+        references.append(-p.gather(1, targets).mean())
+        agreements.append((p.argmax(-1) == q.argmax(-1)).double())
+    means = torch.stack([kl.mean() for kl in kls])
+    summary, nll = scores.kl_summary(), scores.nll_summary()
+    assert summary["kl_mean"] == pytest.approx(float(means.mean()), rel=1e-4)
+    assert summary["kl_stderr"] == pytest.approx(float(means.std() / math.sqrt(3)), rel=1e-3)
+    assert summary["top1"] == pytest.approx(float(torch.cat(agreements).mean()))
+    quantile = float(torch.quantile(torch.cat(kls), 0.99))
+    assert summary["kl_p99"] == pytest.approx(quantile, rel=0.1)
+    assert nll["nll"] == pytest.approx(float(torch.stack(nlls).mean()), rel=1e-5)
+    assert nll["nll_reference"] == pytest.approx(float(torch.stack(references).mean()), rel=1e-5)
+    assert summary["kl_mean"] > 1e-5  # an fp8 cache is visibly not exact
+
+
+def test_one_window_has_no_standard_error():
+    one = torch.ones(4)
+    scores = Scores(kl=[one], nll=[one], nll_reference=[one], agree=[one])
+    assert scores.kl_summary()["kl_stderr"] is None
+
+
+def evaluation(**changes) -> Evaluation:
+    facts = {
+        "task": "kl", "recipe": "paper", "budget": "2", "model": "m", "plan": "p", "bits": 2.0, "bits_effective": 3.0,
+        "ratio": 5.3, "context": 64, "text": "a b:c", "text_sha256": "0", "windows": 1, "length": 64, "stride": 64,
+        "first_position": 8, "tokens_scored": 55, "sinks": 4, "recent": 128, "flush": 16, "kl_mean": 0.1, "seconds": 1.0,
+        "device": "cpu", "dtype": "float32", "versions": {},
+    }  # fmt: skip
+    return Evaluation.model_validate(facts | changes)
+
+
+def test_evaluations_survive_a_round_trip_and_refuse_damage(tmp_path):
+    path = write_evaluation(tmp_path, evaluation())
+    assert path.name == "kl.paper-2.a-b-c.64-8.json"
+    assert read_evaluation(path) == evaluation()
+    write_evaluation(tmp_path, evaluation(recipe="fp16", budget=None))
+    assert [found.recipe for found in read_evaluations(tmp_path)] == ["fp16", "paper"]
+    text = path.read_text()
+    for broken in (text[:-20], text.replace('"ratio": 5.3', '"ratio": NaN'), text.replace('"flush"', '"fluhs"'), "[]"):
+        path.write_text(broken)
+        with pytest.raises(ArtifactError, match="evaluation|cannot be read"):
+            read_evaluation(path)
