@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,3 +182,30 @@ def test_a_whole_model_is_quick_enough_to_plan():
     assert bits.max() > 6
     assert bits.min() == 0
     assert seconds < 10
+
+
+SCRIPT = """
+import hashlib, numpy as np
+from aatc_cli.core.allocate import SiteEnergy, allocate
+from aatc_cli.profiles import load_recipe
+rng = np.random.default_rng(0)
+site = lambda: SiteEnergy(np.exp2(rng.normal(0, 5, 1024)), np.exp2(rng.normal(0, 3, 1024)))
+energies = [{"k": site(), "v": site()} for _ in range(12)]
+for name in ("paper", "per-layer", "global"):
+    plan = allocate(energies, load_recipe(name), 2.3)
+    digest = hashlib.sha256(b"".join(layer[side].tobytes() for layer in plan.bits for side in ("k", "v")))
+    print(name, digest.hexdigest(), repr(plan.predicted), repr(plan.water_level))
+"""
+
+
+def test_a_plan_does_not_depend_on_the_thread_count():
+    outputs = []
+    for threads in ("1", "2"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        ran = subprocess.run(
+            [sys.executable, "-c", SCRIPT], cwd=Path(__file__).parents[2], env=os.environ | dict.fromkeys(names, threads),
+            capture_output=True, check=True,
+        )  # fmt: skip
+        outputs.append(ran.stdout)
+    assert outputs[0] == outputs[1]
+    assert len({line.split()[1] for line in outputs[0].splitlines()}) == 3  # three recipes, three plans

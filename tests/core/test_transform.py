@@ -196,6 +196,13 @@ def test_negative_eigenvalues_of_rounding_are_dead():
     assert negative.singular.tolist() == [0.0] * 3
 
 
+def test_what_counts_as_rounding():
+    """Twelve decades below the largest is signal, fourteen is what float64 sums leave behind."""
+    found = whitening(torch.diag(torch.tensor([1.0, 1e-12, 1e-14], dtype=torch.float64)))
+    assert found.singular.tolist() == pytest.approx([1.0, 1e-6, 0.0], rel=1e-9)
+    assert found.encode.diagonal().tolist() == pytest.approx([1.0, 1e3, 1.0], rel=1e-9)
+
+
 def test_a_constant_channel_comes_back():
     """The moment is about zero, so a constant is signal of rank one: kept to half a step of its 12 bits."""
     x = torch.randn(500, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
