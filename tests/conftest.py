@@ -19,7 +19,8 @@ REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def pytest_configure(config):
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    # several test runs share a machine: threads that spin for a core slow all of them down
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(2, os.cpu_count() or 1)))
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in ("AATC_RUN", "AATC_MODEL"):
         os.environ.pop(name, None)
@@ -77,12 +78,6 @@ def make_model(folder: Path, family: str = "llama", seed: int = 0, **changes) ->
 
 
 @pytest.fixture(scope="session")
-def make_tiny_model():
-    """The function `make_model`, for tests that need a tiny model of their own."""
-    return make_model
-
-
-@pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory) -> Path:
     """Folder of a tiny random Llama."""
     return make_model(tmp_path_factory.mktemp("models") / "tiny-llama")
@@ -106,6 +101,16 @@ def calibration_text(tmp_path) -> Path:
     path = tmp_path / "calibration.txt"
     words = "the cache holds keys and values of every token that the model has seen so far and grows with the context "
     path.write_text("".join(f"{index}: {words}" for index in range(200)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """A text of some thousand bytes in which no two windows are alike."""
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    words = "the cache holds keys and values (of every token) the model has seen so far, and grows with its context"
+    lines = [" ".join(words.split()[i % 7 :: 1 + i % 3]) + f" {i * i % 977}." for i in range(400)]
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
@@ -182,7 +187,7 @@ def new_model() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def base_run(tiny_llama, tmp_path_factory) -> Path:
+def base_run(tiny_llama, corpus, tmp_path_factory) -> Path:
     """A run of the tiny Llama with Stats, both transforms and one plan; shared, so nothing may write to it."""
     from aatc_cli.config import make_budget
     from aatc_cli.models.loading import find_model
@@ -194,7 +199,7 @@ def base_run(tiny_llama, tmp_path_factory) -> Path:
 
     run = Run(tmp_path_factory.mktemp("base") / "run")
     settings = CollectSettings(samples=8, length=64, rows=256)
-    mixture = TextMixture(sources=["builtin:python-docs"], samples=8, length=64)
+    mixture = TextMixture(sources=[str(corpus)], samples=8, length=64)
     collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
     for kind in ("whiten", "identity"):
         whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform=kind)
