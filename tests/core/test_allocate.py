@@ -201,9 +201,9 @@ for name in ("paper", "per-layer", "global"):
 def test_a_plan_does_not_depend_on_the_thread_count():
     outputs = []
     for threads in ("1", "2"):
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
         ran = subprocess.run(
-            [sys.executable, "-c", SCRIPT], cwd=Path(__file__).parents[2], env=os.environ | dict.fromkeys(names, threads),
+            [sys.executable, "-c", SCRIPT], cwd=Path(__file__).parents[2], env=os.environ | limits,
             capture_output=True, check=True,
         )  # fmt: skip
         outputs.append(ran.stdout)
