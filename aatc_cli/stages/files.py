@@ -133,7 +133,7 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
     }  # fmt: skip
     parts = {name: _checked(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
     count = artifact.manifest.results.get("tokens")
-    if not isinstance(count, int) or count < 1:
+    if type(count) is not int or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
     return LayerStats(count=count, filled=int(parts["k_rows"].shape[0]), **parts)
 

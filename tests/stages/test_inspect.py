@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aatc_cli.config import make_budget
+from aatc_cli.core import SIDES
+from aatc_cli.errors import AatcError, ArtifactError, UnsupportedModelError
+from aatc_cli.evals.schema import Evaluation, write_evaluation
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import load_model_profile, load_recipe
+from aatc_cli.stages.files import Run, open_plan
+from aatc_cli.stages.inspect import Inspection, inspect_path, inspect_plan, inspect_profile, inspect_run
+from aatc_cli.stages.inspect_model import inspect_model
+
+LLAMA = load_model_profile("llama-3.1-8b-instruct")
+EVALUATION = Evaluation(
+    task="kl", recipe="paper", budget="3", model="m", bits=3.0, bits_effective=3.8, ratio=4.2, context=64, text="t",
+    text_sha256="s", windows=1, length=64, stride=64, first_position=0, tokens_scored=63, sinks=4, recent=8, flush=4,
+    kl_mean=0.125, seconds=1.5, device="cpu", dtype="float32", versions={},
+)  # fmt: skip
+
+
+def shown(inspection: Inspection) -> list[list[str]]:
+    """Every row of every table; each as wide as its header, and the whole as JSON data beside it."""
+    assert json.loads(json.dumps(inspection.data, allow_nan=False)) is not None
+    for table in inspection.tables:
+        assert all(len(row) == len(table.columns) and all(isinstance(cell, str) for cell in row) for row in table.rows)
+    return [row for table in inspection.tables for row in table.rows]
+
+
+def test_a_run(run_folder: Path) -> None:
+    shutil.copytree(run_folder / "stats", run_folder / "other-stats")
+    write_evaluation(run_folder / "evals", EVALUATION)
+    # what a writer at work, or a killed one, has lying there
+    shutil.copytree(run_folder / "transforms" / "whiten", run_folder / "transforms" / ".whiten.tmp-1")
+    shutil.copytree(run_folder / "stats", run_folder / ".stats.partial")
+    inspection = inspect_run(Run(run_folder))
+    paths = ["other-stats", "stats", "transforms/identity", "transforms/whiten", "plans/paper-3"]
+    assert [entry["path"] for entry in inspection.data["artifacts"]] == paths
+    assert inspection.data["evaluations"] == [EVALUATION.file_name]
+    assert [row[0] for row in shown(inspection)] == [*paths, EVALUATION.file_name]
+    assert inspect_path(run_folder, 8192).data == inspection.data
+
+
+def test_a_run_with_a_damaged_artifact_is_not_shown_as_whole(run_folder: Path) -> None:
+    (run_folder / "stats" / "manifest.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="schema version None"):
+        inspect_run(Run(run_folder))
+
+
+@pytest.mark.parametrize("name", ["", "none", "file"])
+def test_where_there_is_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError) as caught:
+        inspect_path(tmp_path / name, 8192)
+    assert caught.value.hint
+
+
+def test_stats(base_run: Path) -> None:
+    inspection = inspect_path(base_run / "stats", 8192)
+    assert inspection.data["kind"] == "stats"
+    assert inspection.data["settings"]["samples"] == 8
+    assert inspection.data["results"] == {"windows": 8, "tokens": 480}
+    assert shown(inspection)[0][:3] == ["corpus.txt", "1", "8"]
+    assert "480 tokens" in inspection.tables[0].title
+
+
+def test_transform(base_run: Path) -> None:
+    inspection = inspect_path(base_run / "transforms" / "whiten", 8192)
+    assert len(shown(inspection)) == len(inspection.data["sites"]) == 8
+    for site in inspection.data["sites"]:
+        assert 1 < site["effective_rank"] <= 32
+        assert site["top_over_median"] > 1
+    flat = inspect_path(base_run / "transforms" / "identity", 8192).data["sites"]
+    assert flat != inspection.data["sites"]
+
+
+def test_plan(base_run: Path) -> None:
+    plan = open_plan(base_run / "plans" / "paper-3")
+    inspection = inspect_path(base_run / "plans" / "paper-3", 1000)
+    assert inspection.data == inspect_plan(plan, 1000).data
+    assert inspection.data["layout"] == plan.layout.summary(1000)
+    assert inspection.data["bits_mean"] == plan.mean_bits
+    for site in inspection.data["sites"]:
+        assert site["histogram"] == Counter(plan.bits[site["layer"]][site["side"]])
+        assert sum(site["histogram"].values()) == 32
+    rows = shown(inspection)
+    assert [row[0] for row in rows[:8]] == [f"{layer} {side}" for layer in range(4) for side in SIDES]
+    assert all(len(row[4]) == 17 for row in rows[:8])
+    # every width that occurs shows, and no other
+    for row, site in zip(rows, inspection.data["sites"], strict=False):
+        assert [bits for bits, bar in enumerate(row[4]) if bar != " "] == sorted(site["histogram"])
+    total = next(row for row in rows if row[0] == "total")
+    causes = rows[8 : rows.index(total)]
+    assert (
+        sum(int(row[1].replace(",", "")) for row in causes) == int(total[1].replace(",", "")) == plan.layout.bytes(1000)
+    )
+
+
+def test_evaluation(run_folder: Path) -> None:
+    path = write_evaluation(run_folder / "evals", EVALUATION)
+    inspection = inspect_path(path, 8192)
+    assert inspection.data == EVALUATION.model_dump(mode="json")
+    assert ["kl_mean", "0.125"] in shown(inspection)
+    assert not any(row[0] == "perplexity" for row in shown(inspection))
+
+
+@pytest.mark.parametrize(("bits", "ratio"), [(4.0, 3.8), (3.0, 4.9), (2.5, 5.82), (2.0, 7.0), (1.5, 9.1), (1.0, 12.4)])
+def test_a_profile_gives_the_paper_s_compression(bits: float, ratio: float) -> None:
+    data = inspect_profile(LLAMA, load_recipe("paper"), make_budget(bits=bits), 8192).data
+    assert data["ratio"] == pytest.approx(ratio, rel=0.03)
+    assert data["bits"] == bits
+    assert data["bytes_fp16"] == 8192 * 32 * 8 * 128 * 2 * 2
+
+
+@pytest.mark.parametrize("budget", [make_budget(ratio=5.82, context=8192), make_budget(size="184MB", context=8192)])
+def test_a_profile_at_a_ratio_or_size_meets_it(budget: Any) -> None:
+    inspection = inspect_profile(LLAMA, load_recipe("paper"), budget, 8192)
+    met = inspection.data["ratio"] if budget.unit == "ratio" else inspection.data["bytes_total"]
+    assert met == pytest.approx(budget.value, rel=1e-4)
+    assert 2.4 < inspection.data["bits"] < 2.6
+    assert any("head groups" in row[0] and row[1].startswith("2 (") for row in shown(inspection))
+
+
+def test_a_profile_at_a_size_below_the_window() -> None:
+    with pytest.raises(AatcError, match="are not more than the"):
+        inspect_profile(LLAMA, load_recipe("paper"), make_budget(size="1MB", context=8192), 8192)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "biases"),
+    [("tiny_llama", "k_proj", []), ("tiny_qwen2", "k_proj", ["q", "k", "v"]), ("tiny_qwen3", "k_norm", [])],
+)
+def test_a_model(family: str, keys: str, biases: list[str], request: pytest.FixtureRequest) -> None:
+    inspection = inspect_model(find_model(str(request.getfixturevalue(family))))
+    data = inspection.data
+    assert data["geometry"] == {"layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "hidden_size": 64}
+    assert (data["channels_per_site"], data["sites_compressed"], data["context"]) == (32, 8, 512)
+    assert data["fp16_bytes_per_token"] == 4 * 2 * 32 * 2
+    assert [(layer["layer"], layer["keys_from"], layer["biases"]) for layer in data["layers"]] == [
+        (index, keys, biases) for index in range(4)
+    ]
+    last = shown(inspection)[-1]
+    assert last[0] == "4 layers"
+    assert f"keys from {keys}; biases on {', '.join(biases) or 'none'}" in last[1]
+
+
+def test_a_model_is_looked_at_without_its_weights(tiny_llama: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(tiny_llama / name, tmp_path)
+    before = torch.get_default_device()
+    assert inspect_model(find_model(str(tmp_path))).data["supported"]
+    assert torch.get_default_device() == before
+
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+UNSUPPORTED = {
+    "gpt2": ({"n_layer": 2, "n_head": 2, "n_embd": 16}, "gpt2 is not supported: 0 of"),
+    "gpt_neox": (SMALL, "gpt_neox is not supported: 0 of"),
+    "phi3": (SMALL | {"num_key_value_heads": 2, "pad_token_id": 0}, "phi3 is not supported: 0 of"),
+    "t5": ({"num_layers": 2, "d_model": 16, "num_heads": 2}, "t5 is not supported: it is an encoder-decoder model"),
+    "deepseek_v3": ({"num_hidden_layers": 2}, "deepseek_v3 is not supported: multi-head latent attention (MLA)"),
+    "mamba": ({"num_hidden_layers": 2, "hidden_size": 16}, "mamba has no standard attention heads"),
+    "olmo2": (SMALL | {"num_key_value_heads": 2}, "normalises over all heads at once"),
+}
+
+
+@pytest.mark.parametrize("family", UNSUPPORTED)
+def test_models_that_cannot_be_compressed_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    settings, says = UNSUPPORTED[family]
+    AutoConfig.for_model(family, **settings).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        inspect_model(find_model(str(tmp_path)))
+    assert says in caught.value.message
+    assert "Llama" in str(caught.value.hint)
