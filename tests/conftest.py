@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+REAL_MODEL = "SmolLM2-135M-Instruct"
 
 
 def pytest_configure(config):
@@ -28,11 +28,11 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def real_model_path() -> Path:
-    """The SmolLM2 file that ``make model`` fetches; its folder can be named by AATC_MODELS."""
+    """The SmolLM2 folder that ``make model`` brings; the folder it lies in can be named by AATC_MODELS."""
     folder = Path(os.environ.get("AATC_MODELS", Path(__file__).parent.parent / ".models"))
     path = folder / REAL_MODEL
-    if not path.is_file():
-        pytest.skip(f"{path} is not there: make model fetches it")
+    if not (path / "config.json").is_file():
+        pytest.skip(f"{path} is not there: make model brings it")
     return path
 
 

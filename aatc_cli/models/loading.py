@@ -105,20 +105,39 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def load_model(source: ModelSource, *, device: str = "cpu", dtype: str = "auto") -> Any:
-    """The causal language model in evaluation mode on ``device``. ``auto`` is float32 on a CPU, bfloat16 elsewhere."""
-    chosen = pick_dtype(device, dtype)
-    model = _attempt(
-        source, lambda: AutoModelForCausalLM.from_pretrained(source.reference, dtype=chosen, **source.keywords)
+    """The causal language model in evaluation mode on ``device``. ``auto`` is float32 on a CPU, bfloat16 elsewhere.
+
+    Raises `AatcError` when weights are absent or of another shape: transformers would draw them at random.
+    """
+    keywords: dict[str, Any] = {"dtype": pick_dtype(device, dtype), "ignore_mismatched_sizes": True} | source.keywords
+    model, report = _attempt(
+        source,
+        lambda: AutoModelForCausalLM.from_pretrained(source.reference, output_loading_info=True, **keywords),
     )
+    remedy = "the configuration and the weight files do not belong together: fetch the model again"
+    if report["missing_keys"]:
+        count, first = len(report["missing_keys"]), min(report["missing_keys"])
+        raise AatcError(f"{source.name} has no weights for {count} of its parameters, {first} among them", remedy)
+    if report["mismatched_keys"]:
+        name, found, wanted = min(report["mismatched_keys"])
+        problem = f"{source.name} has {name} of shape {list(found)}, its configuration asks for {list(wanted)}"
+        raise AatcError(problem, remedy)
     return model.to(device).eval()
 
 
 def pick_dtype(device: str, dtype: str) -> torch.dtype:
     """The torch dtype for ``--dtype``; raises `AatcError` for a device that is not there."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise AatcError(f"device {device} was asked for, but torch sees no CUDA device", "use --device cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        wanted = torch.device("meta")
+    if wanted.type not in ("cpu", "cuda"):
+        raise AatcError(f"device {device!r} is neither a CPU nor a CUDA device", "use --device cpu, cuda or cuda:1")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        problem = f"device {device} was asked for, but the CUDA devices that torch sees are {torch.cuda.device_count()}"
+        raise AatcError(problem, "use --device cpu")
     if dtype == "auto":
-        return torch.float32 if device == "cpu" else torch.bfloat16
+        return torch.float32 if wanted.type == "cpu" else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 
