@@ -22,7 +22,7 @@ ALLOWED = {
     "console": set(),
     "core": {"errors", "config", "profiles"},
     "text": {"errors", "artifact"},
-    "models": {"errors", "config", "artifact", "core"},
+    "models": {"errors", "config", "profiles", "artifact", "core"},
     "evals": {"errors", "config", "profiles", "artifact", "core", "models"},
     "report": {"errors", "config", "profiles", "artifact", "core", "evals"},
     "runtime": {"errors", "config", "profiles", "artifact", "core", "models"},

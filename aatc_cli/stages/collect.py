@@ -83,6 +83,7 @@ def collect(
         mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
         bos=tokenizer.bos,
     )  # fmt: skip
+    check_tokens(drawn.tokens, config.get_text_config().vocab_size)
     wanted = {
         "settings": dump(settings), "model": identity.model_dump(mode="json"),
         "texts": [record.model_dump(mode="json") for record in drawn.records],
@@ -257,6 +258,16 @@ def check_length(length: int, limit: int | None) -> None:
         raise AatcError(
             f"windows of {length} tokens are longer than the model's context of {limit}",
             f"use --length {limit} or less",
+        )
+
+
+def check_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Raise `AatcError` naming both numbers when the tokenizer gives tokens the model has no embedding for."""
+    highest = int(tokens.max())
+    if highest >= vocabulary:
+        raise AatcError(
+            f"the tokenizer gives token {highest}, but the model has embeddings for {vocabulary} tokens only",
+            "the tokenizer and the model do not belong together: fetch the model again",
         )
 
 
