@@ -57,7 +57,7 @@ docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
 
 golden: install ## Write the golden files of the tests anew
-	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate.py
+	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py
 
 clean: ## Remove the run directory
 	rm -rf $(RUN)

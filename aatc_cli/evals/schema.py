@@ -53,6 +53,7 @@ class Evaluation(Settings):
     stride: int = Field(description="tokens between the starts of windows")
     first_position: int = Field(description="first position of a window that is scored")
     tokens_scored: int
+    queries: int | None = Field(None, description="query positions measured per window; only distortion")
     sinks: int
     recent: int
     flush: int

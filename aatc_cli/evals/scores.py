@@ -14,7 +14,7 @@ from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import scored_logits
 
-# positions compared at once: bounds the float32 copies of a large vocabulary
+# positions compared at once: bounds the float64 copies of a large vocabulary
 _POSITIONS = 256
 
 

@@ -91,7 +91,9 @@ def derive(
     groups = int(transform.manifest.settings["head_groups"])
 
     def layout_of(allocation: Allocation) -> CacheLayout:
-        bits: list[dict[Side, list[int]]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+        bits: list[dict[Side, list[int]]] = [
+            {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
+        ]
         return CacheLayout.of_bits(geometry, recipe.window, groups, bits)
 
     if budget.unit == "bits":

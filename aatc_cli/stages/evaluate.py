@@ -19,7 +19,7 @@ from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evalu
 from aatc_cli.evals.scores import Scores, score_windows
 from aatc_cli.evals.teacher_forced import Method, check_context
 from aatc_cli.models.adapter import attention_sites
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
+from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
 from aatc_cli.profiles import Recipe
 from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
 from aatc_cli.stages.versions import versions
@@ -87,7 +87,7 @@ def evaluate(
         windows = consecutive_windows(
             text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos
         )
-        frames.append(_Frame(identity, settings, options, windows))
+        frames.append(_Frame(identity, settings, options, windows, tokenizer.bos is not None))
     model: Any = None
     results: list[Evaluation] = []
     for frame in frames:
@@ -138,10 +138,18 @@ class _Frame:
     settings: EvalSettings
     options: EvalOptions
     windows: Windows
+    bos: bool
 
-    def evaluation(self, subject: Subject, dtype: str, seconds: float, measured: dict[str, Any]) -> Evaluation:
+    @property
+    def queries(self) -> int | None:
+        """Query positions measured per window by the distortion task."""
+        s = self.settings
+        return min(s.queries, s.length - s.first_position) if s.task == "distortion" else None
+
+    def evaluation(self, subject: Subject, seconds: float, measured: dict[str, Any]) -> Evaluation:
         """The record of one subject with what was measured."""
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
+        scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
             task=s.task, recipe=subject.recipe.name, budget=subject.plan.budget.label if subject.plan else None,
             model=self.identity.name, model_fingerprint=self.identity.weights_fingerprint,
@@ -150,22 +158,26 @@ class _Frame:
             bits_effective=subject.plan.layout.bits_effective(s.length) if subject.plan else 16.0,
             ratio=subject.plan.layout.ratio(s.length) if subject.plan else 1.0,
             context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
-            windows=tokens.shape[0], length=s.length, stride=s.length, first_position=s.first_position,
-            tokens_scored=tokens.shape[0] * (s.length - 1 - s.first_position), sinks=window.sinks,
-            recent=window.recent, flush=window.flush, seconds=seconds, device=device_name(self.options.device),
-            dtype=dtype, versions=versions(), **measured,
+            windows=tokens.shape[0], length=s.length, stride=s.length - int(self.bos), first_position=s.first_position,
+            tokens_scored=tokens.shape[0] * scored, queries=self.queries, sinks=window.sinks, recent=window.recent,
+            flush=window.flush, seconds=seconds, device=device_name(self.options.device),
+            dtype=str(pick_dtype(self.options.device, self.options.dtype)).removeprefix("torch."),
+            versions=versions(), **measured,
         )  # fmt: skip
 
     def existing(self, run: Run, subject: Subject) -> Evaluation | None:
         """The evaluation already on disk, if it is of exactly this plan, model, text and windows."""
         if self.options.force:
             return None
-        draft = self.evaluation(subject, "", 0.0, {})
+        draft = self.evaluation(subject, 0.0, {})
         path = run.evals / draft.file_name
         if not path.is_file():
             return None
         found = read_evaluation(path)
-        keys = ("plan", "model_fingerprint", "text_sha256", "windows", "stride", "sinks", "recent", "flush")
+        keys = (
+            "plan", "model_fingerprint", "text_sha256", "windows", "stride", "sinks", "recent", "flush", "queries",
+            "dtype",
+        )  # fmt: skip
         return found if all(getattr(found, key) == getattr(draft, key) for key in keys) else None
 
 
@@ -184,9 +196,8 @@ def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[
             model, sites, methods, frame.windows.tokens, frame.settings.first_position,
             lambda name: ticker.advance(text=f"eval {frame.settings.task}: {name}"),
         )  # fmt: skip
-    dtype = str(model.dtype).removeprefix("torch.")
     return [
-        frame.evaluation(subject, dtype, score.seconds, _measured(frame.settings.task, score))
+        frame.evaluation(subject, score.seconds, _measured(frame.settings.task, score))
         for subject, score in zip(subjects, scores, strict=True)
     ]
 
@@ -210,9 +221,8 @@ def _measured(task: Task, scores: Scores) -> dict[str, Any]:
 def _run_distortion(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
     sites, tokens = attention_sites(model), frame.windows.tokens
     first, last = frame.settings.first_position, frame.settings.length - 1
-    count = min(frame.settings.queries, last - first + 1)
+    count = frame.queries or 1
     positions = [first + (last - first) * (i + 1) // count for i in range(count)]
-    dtype = str(model.dtype).removeprefix("torch.")
     results = []
     with progress("eval distortion", len(subjects) * tokens.shape[0] * len(sites)) as ticker:
         for subject in subjects:
@@ -220,7 +230,7 @@ def _run_distortion(model: Any, subjects: Sequence[Subject], frame: _Frame) -> l
             began = time.perf_counter()
             codecs: list[dict[Any, TransformCodec]] = _codecs(subject, len(sites), frame.options.device)
             rows = measure_distortion(model, sites, codecs, subject.recipe.window, tokens, positions, ticker.advance)
-            results.append(frame.evaluation(subject, dtype, time.perf_counter() - began, {"distortion": rows}))
+            results.append(frame.evaluation(subject, time.perf_counter() - began, {"distortion": rows}))
     return results
 
 
