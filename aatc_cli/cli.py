@@ -109,7 +109,7 @@ def collect(
         head_groups=found.head_groups if found else 1,
     )  # fmt: skip
     options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
-    target = name or ("stats" if calibration == "rates" else "stats-transform")
+    target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
     _print_artifact(run / target, manifest.digest, json)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -91,15 +92,14 @@ def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, sta
     values = torch.cat((inputs.value[:, :, :sinks], v_hat[:, :, far], inputs.value[:, :, near]), dim=2)
 
     queries = torch.arange(start, end, device=device)[:, None]
-    packed_until = torch.tensor(
-        [window.sinks + packed_tokens(t + 1, window) for t in range(start, end)], device=device
-    )[:, None]
+    packed_until = _packed_until(window, inputs.query.shape[2], device)[start:end, None]
     positions = torch.arange(end, device=device)
-    # the last row of `positions[far]` may already be far for the tile's last query and still near for its first
+    # a token between near_from and far_until is packed for the tile's last query and exact for its first: it stands in
+    # both parts, and the mask shows every query one of the two
     allowed = torch.cat(
         (
-            (positions[:sinks] <= queries),
-            (positions[far] < packed_until),
+            positions[:sinks] <= queries,
+            positions[far] < packed_until,
             (positions[near] >= packed_until) & (positions[near] <= queries),
         ),
         dim=1,
@@ -110,6 +110,12 @@ def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, sta
     return F.scaled_dot_product_attention(
         inputs.query[:, :, start:end], keys, values, attn_mask=allowed, scale=inputs.scaling, enable_gqa=True
     )
+
+
+@lru_cache(maxsize=4)
+def _packed_until(window: Window, length: int, device: torch.device) -> Tensor:
+    """First position that query t still reads exactly, for every t. [T]."""
+    return torch.tensor([window.sinks + packed_tokens(t + 1, window) for t in range(length)], device=device)
 
 
 def check_context(length: int, limit: int | None) -> None:
