@@ -146,14 +146,14 @@ def aatc(monkeypatch, capfd) -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def snapshot() -> Callable[[Path], dict[str, tuple[str, int]]]:
-    """Hash and modification time of everything under a folder, but for the lock, which belongs to no artifact."""
+    """Every file under a folder with its hash and time, and every folder; not the lock, which is of no artifact."""
 
     def take(folder: Path) -> dict[str, tuple[str, int]]:
         found = {}
         for path in sorted(folder.rglob("*")) if folder.exists() else []:
             if path.name != ".lock":
                 content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-                found[str(path.relative_to(folder))] = (content, path.stat().st_mtime_ns)
+                found[str(path.relative_to(folder))] = (content, path.stat().st_mtime_ns if path.is_file() else 0)
         return found
 
     return take
