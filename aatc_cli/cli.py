@@ -98,8 +98,9 @@ def collect(
     Interrupted, it continues from its last checkpoint when started again with the same options, and ends with the
     same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
-    from aatc_cli.stages.collect import CollectOptions, CollectSettings
+    from aatc_cli.stages.collect import CollectOptions
     from aatc_cli.stages.collect import collect as stage
+    from aatc_cli.stages.collect_job import CollectSettings
     from aatc_cli.stages.files import Run
 
     source, found = _model(model, profile)

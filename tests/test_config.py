@@ -14,7 +14,7 @@ from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, par
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Task
 from aatc_cli.profiles import Calibration, ModelProfile, Protection, Recipe, TextMixture
-from aatc_cli.stages.collect import CollectSettings
+from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)

@@ -28,7 +28,8 @@ def real_run(real_model_path, tmp_path_factory):
         try:
             main()
         except SystemExit as stop:
-            assert not stop.code, arguments
+            if stop.code:
+                pytest.fail(f"{arguments} ended with exit code {stop.code}")
         finally:
             sys.argv = before
 

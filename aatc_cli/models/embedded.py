@@ -84,6 +84,8 @@ def _sha256(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    # transformers would draw a bar of its own while it dequantizes
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         place = Path(sys.argv[1] if len(sys.argv) > 1 else ".models")
         print(unpack(fetch(place), place / NAME))

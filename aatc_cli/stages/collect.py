@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -10,40 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from aatc_cli.artifact import (
-    ArtifactWriter,
-    Manifest,
-    ModelIdentity,
-    TextRecord,
-    open_artifact,
-    replace_directory,
-    unchanged,
-)
-from aatc_cli.config import Geometry, Settings
+from aatc_cli.artifact import Manifest, replace_directory, unchanged
+from aatc_cli.config import Geometry
 from aatc_cli.console import Ticker, progress, say
-from aatc_cli.core.stats import LayerStats, output_gram, sample_rows
-from aatc_cli.errors import AatcError, SettingsMismatchError
-from aatc_cli.models.adapter import AttentionSite, attention_sites, non_finite
+from aatc_cli.core.stats import sample_rows
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import attention_sites, non_finite
 from aatc_cli.models.capture import capture
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
-from aatc_cli.stages.files import Run, load_layer_stats
-from aatc_cli.stages.versions import versions
+from aatc_cli.stages.collect_job import CollectJob, CollectSettings
+from aatc_cli.stages.files import Run
 from aatc_cli.text.windows import draw_windows
-
-
-class CollectSettings(Settings):
-    """What is collected; together with the model and the texts it determines the Stats."""
-
-    samples: int = Field(ge=1, description="windows")
-    length: int = Field(ge=2, description="tokens per window")
-    seed: int = Field(0, ge=0, lt=2**31)
-    skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
-    rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
-    head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
 
 
 @dataclass(frozen=True)
@@ -98,7 +79,7 @@ def collect(
         unchanged(partial, "stats", wanted, force=False)
         model = load_model(source, device=options.device, dtype=options.dtype)
         sites = attention_sites(model)
-        job = _Job(
+        job = CollectJob(
             settings, identity, drawn.records, sites, options.device,
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
             | ({"profile": profile.name} if profile else {}),
@@ -119,68 +100,9 @@ def collect(
     return manifest
 
 
-class _Job:
-    """The statistics being collected, and how they go to disk and come back."""
-
-    def __init__(
-        self, settings: CollectSettings, identity: ModelIdentity, texts: list[TextRecord],
-        sites: list[AttentionSite], device: str, how: dict[str, Any],
-    ) -> None:  # fmt: skip
-        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
-        self.device = torch.device(device)
-        geometry = identity.geometry
-        rows = min(settings.rows, self.tokens(settings.samples))
-        self.layers = [
-            LayerStats.empty(geometry, rows, output_gram(_finite_output(site).to(device), geometry)) for site in sites
-        ]
-
-    def tokens(self, windows: int) -> int:
-        """Calibration tokens in ``windows`` windows."""
-        return windows * (self.settings.length - self.settings.skip_first)
-
-    def quota(self, window: int) -> int:
-        """Rows kept of one window, so that all windows together keep ``rows``."""
-        rows, samples = self.settings.rows, self.settings.samples
-        return rows * (window + 1) // samples - rows * window // samples
-
-    def write(self, path: Path, windows: int) -> Manifest:
-        """Write the sums after ``windows`` windows as a Stats at ``path``."""
-        with ArtifactWriter(path, "stats") as writer:
-            for index, layer in enumerate(self.layers):
-                for name, tensor in layer.tensors().items():
-                    writer.add(f"layers.{index}.{name}", tensor)
-            return writer.commit(
-                settings=dump(self.settings), model=self.identity, texts=self.texts,
-                results={"windows": windows, "tokens": self.tokens(windows)},
-                provenance={"versions": versions(), **self.how},
-            )  # fmt: skip
-
-    def resume(self, path: Path) -> int:
-        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers.
-
-        Raises `SettingsMismatchError` when the model ran in another dtype before: sums of both would be of neither.
-        """
-        if not path.exists():
-            return 0
-        artifact = open_artifact(path, "stats")
-        before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
-        if before != now:
-            raise SettingsMismatchError(
-                f"the checkpoint {path} was collected in {before}, now the model runs in {now}",
-                f"add --dtype {before} to continue it, or --force to start over",
-            )
-        for index, layer in enumerate(self.layers):
-            saved = load_layer_stats(artifact, index)
-            for name, tensor in saved.tensors().items():
-                held: Tensor = getattr(layer, name)
-                held[: tensor.shape[0]] = tensor.to(self.device)
-            layer.count, layer.filled = saved.count, saved.filled
-        return int(artifact.manifest.results["windows"])
-
-
 @torch.no_grad()
 def _run_model(
-    job: _Job, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
+    job: CollectJob, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
     ticker: Ticker,
 ) -> None:  # fmt: skip
     body = model.get_decoder() if hasattr(model, "get_decoder") else model
@@ -188,7 +110,7 @@ def _run_model(
     for first in range(start, windows.shape[0], options.batch):
         batch = windows[first : first + options.batch].to(options.device)
         began = _clock(options.device)
-        with capture(job.sites, _updater(job, first, timer, options.device)):
+        with capture(job.sites, _updater(job, first, batch, timer, options.device)):
             body(input_ids=batch, use_cache=False)
         timer.total += _clock(options.device) - began
         ticker.advance(batch.shape[0])
@@ -198,45 +120,44 @@ def _run_model(
             saved_at = time.monotonic()
 
 
-def _updater(job: _Job, first: int, timer: _Timer, device: str) -> Callable[[int, Tensor, Tensor, Tensor], None]:
+def _updater(
+    job: CollectJob, first: int, batch: Tensor, timer: _Timer, device: str
+) -> Callable[[int, Tensor, Tensor, Tensor], None]:
     skip = job.settings.skip_first
     geometry = job.identity.geometry
+    count, kept = batch.shape[0], batch.shape[1] - skip
+    sample = torch.cat(
+        [sample_rows(job.settings.seed, first + i, kept, job.quota(first + i)) + i * kept for i in range(count)]
+    ).to(device)
 
     def update(layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         began = _clock(device)
-        for what, tensor in (("queries", q), ("keys", k), ("values", v)):
-            bad = non_finite(tensor)
-            if bad is not None:
-                raise AatcError(
-                    f"the {what} of layer {layer} are not finite at token {bad[1]} of window {first + bad[0]}",
-                    "run with --dtype float32 or bfloat16; float16 overflows in some models",
-                )
-        kept = k.shape[1] - skip
-        samples = [
-            sample_rows(job.settings.seed, first + i, kept, job.quota(first + i)) + i * kept for i in range(k.shape[0])
-        ]
+        # one sum tells whether anything is NaN or infinite; which token it is matters only then
+        if not math.isfinite(float(sum(x.sum(dtype=torch.float32) for x in (q, k, v)))):
+            _refuse_non_finite(layer, first, {"queries": q, "keys": k, "values": v})
         job.layers[layer].update(
             q[:, skip:].reshape(-1, geometry.heads, geometry.head_dim), k[:, skip:].flatten(0, 1),
-            v[:, skip:].flatten(0, 1), torch.cat(samples).to(device),
+            v[:, skip:].flatten(0, 1), sample,
         )  # fmt: skip
         timer.statistics += _clock(device) - began
 
     return update
 
 
+def _refuse_non_finite(layer: int, first: int, tensors: dict[str, Tensor]) -> None:
+    for what, tensor in tensors.items():
+        bad = non_finite(tensor)
+        if bad is not None:
+            raise AatcError(
+                f"the {what} of layer {layer} are not finite at token {bad[1]} of window {first + bad[0]}",
+                "run with --dtype float32 or bfloat16; float16 overflows in some models",
+            )
+
+
 def _clock(device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _finite_output(site: AttentionSite) -> Tensor:
-    # no hook sees what the last layer's output projection gives, so its weight is looked at itself
-    weight = site.o.weight
-    if not bool(torch.isfinite(weight).all()):
-        problem = f"the output projection of layer {site.layer} is not finite"
-        raise AatcError(problem, "mend or replace the model's weights")
-    return weight
 
 
 def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:

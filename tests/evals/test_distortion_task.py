@@ -1,4 +1,4 @@
-"""The distortion task on a tiny model: its prediction against a Monte-Carlo of white latent noise, and its measurement."""
+"""The distortion task on a tiny model: prediction against a Monte-Carlo of white latent noise, and measurement."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def evaluation(**changes) -> Evaluation:
     facts = {
         "task": "kl", "recipe": "paper", "budget": "2", "model": "m", "plan": "p", "bits": 2.0, "bits_effective": 3.0,
         "ratio": 5.3, "context": 64, "text": "a b:c", "text_sha256": "0", "windows": 1, "length": 64, "stride": 64,
-        "first_position": 8, "tokens_scored": 55, "sinks": 4, "recent": 128, "flush": 16, "kl_mean": 0.1, "seconds": 1.0,
-        "device": "cpu", "dtype": "float32", "versions": {},
+        "first_position": 8, "tokens_scored": 55, "sinks": 4, "recent": 128, "flush": 16, "kl_mean": 0.1,
+        "seconds": 1.0, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip
     return Evaluation.model_validate(facts | changes)
 
@@ -75,5 +75,5 @@ def test_evaluations_survive_a_round_trip_and_refuse_damage(tmp_path):
     text = path.read_text()
     for broken in (text[:-20], text.replace('"ratio": 5.3', '"ratio": NaN'), text.replace('"flush"', '"fluhs"'), "[]"):
         path.write_text(broken)
-        with pytest.raises(ArtifactError, match="evaluation|cannot be read"):
+        with pytest.raises(ArtifactError, match=r"evaluation|cannot be read"):
             read_evaluation(path)

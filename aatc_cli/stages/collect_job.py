@@ -1,0 +1,98 @@
+"""The statistics that collect is gathering: what is gathered, how it goes to disk and how it comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from aatc_cli.artifact import ArtifactWriter, Manifest, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.config import Settings
+from aatc_cli.core.stats import LayerStats, output_gram
+from aatc_cli.errors import AatcError, SettingsMismatchError
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.profiles import dump
+from aatc_cli.stages.files import load_layer_stats
+from aatc_cli.stages.versions import versions
+
+
+class CollectSettings(Settings):
+    """What is collected; together with the model and the texts it determines the Stats."""
+
+    samples: int = Field(ge=1, description="windows")
+    length: int = Field(ge=2, description="tokens per window")
+    seed: int = Field(0, ge=0, lt=2**31)
+    skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
+    rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
+    head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
+
+
+class CollectJob:
+    """The statistics being collected, and how they go to disk and come back."""
+
+    def __init__(
+        self, settings: CollectSettings, identity: ModelIdentity, texts: list[TextRecord],
+        sites: list[AttentionSite], device: str, how: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
+        self.device = torch.device(device)
+        geometry = identity.geometry
+        rows = min(settings.rows, self.tokens(settings.samples))
+        self.layers = [
+            LayerStats.empty(geometry, rows, output_gram(_finite_output(site).to(device), geometry)) for site in sites
+        ]
+
+    def tokens(self, windows: int) -> int:
+        """Calibration tokens in ``windows`` windows."""
+        return windows * (self.settings.length - self.settings.skip_first)
+
+    def quota(self, window: int) -> int:
+        """Rows kept of one window, so that all windows together keep ``rows``."""
+        rows, samples = self.settings.rows, self.settings.samples
+        return rows * (window + 1) // samples - rows * window // samples
+
+    def write(self, path: Path, windows: int) -> Manifest:
+        """Write the sums after ``windows`` windows as a Stats at ``path``."""
+        with ArtifactWriter(path, "stats") as writer:
+            for index, layer in enumerate(self.layers):
+                for name, tensor in layer.tensors().items():
+                    writer.add(f"layers.{index}.{name}", tensor)
+            return writer.commit(
+                settings=dump(self.settings), model=self.identity, texts=self.texts,
+                results={"windows": windows, "tokens": self.tokens(windows)},
+                provenance={"versions": versions(), **self.how},
+            )  # fmt: skip
+
+    def resume(self, path: Path) -> int:
+        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers.
+
+        Raises `SettingsMismatchError` when the model ran in another dtype before: sums of both would be of neither.
+        """
+        if not path.exists():
+            return 0
+        artifact = open_artifact(path, "stats")
+        before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
+        if before != now:
+            raise SettingsMismatchError(
+                f"the checkpoint {path} was collected in {before}, now the model runs in {now}",
+                f"add --dtype {before} to continue it, or --force to start over",
+            )
+        for index, layer in enumerate(self.layers):
+            saved = load_layer_stats(artifact, index)
+            for name, tensor in saved.tensors().items():
+                held: Tensor = getattr(layer, name)
+                held[: tensor.shape[0]] = tensor.to(self.device)
+            layer.count, layer.filled = saved.count, saved.filled
+        return int(artifact.manifest.results["windows"])
+
+
+def _finite_output(site: AttentionSite) -> Tensor:
+    # no hook sees what the last layer's output projection gives, so its weight is looked at itself
+    weight = site.o.weight
+    if not bool(torch.isfinite(weight).all()):
+        problem = f"the output projection of layer {site.layer} is not finite"
+        raise AatcError(problem, "mend or replace the model's weights")
+    return weight
