@@ -137,11 +137,12 @@ def whiten(
 ) -> None:
     """Turn Stats into encode and decode matrices, variances, weights and scales (Transform). No model is needed."""
     from aatc_cli.errors import UsageError
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.whiten import whiten as stage
 
     if not 0 < percentile <= 100:
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
+    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.whiten import whiten as stage
+
     place = Run(run)
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
