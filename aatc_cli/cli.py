@@ -84,6 +84,10 @@ def collect(
     skip_first: Annotated[
         int, typer.Option("--skip-first", min=0, help="Positions per window that enter no statistic (sinks).")
     ] = 4,
+    fisher: Annotated[
+        int,
+        typer.Option("--fisher", min=0, help="Windows whose loss gradients are collected too, for loss-aware recipes."),
+    ] = 0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Windows per forward pass.")] = 1,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints.")
@@ -106,7 +110,7 @@ def collect(
     source, found = _model(model, profile)
     mixture = _mixture(found, calibration, text, samples, length)
     settings = CollectSettings(
-        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first,
+        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first, fisher=fisher,
         head_groups=found.head_groups if found else 1,
     )  # fmt: skip
     options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
@@ -119,7 +123,8 @@ def collect(
 def whiten(
     run: RunOption = Path("run"),
     transform: Annotated[
-        Literal["whiten", "identity"], typer.Option("--transform", help="Kind of transform.")
+        Literal["whiten", "metric", "identity"],
+        typer.Option("--transform", help="Kind of transform; metric needs Stats collected with --fisher."),
     ] = "whiten",
     transform_stats: Annotated[
         Path | None,

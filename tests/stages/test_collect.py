@@ -27,7 +27,7 @@ from aatc_cli.text.windows import draw_windows
 
 SAMPLES, LENGTH, SKIP, ROWS = 6, 48, 4, 60
 TOKENS = SAMPLES * (LENGTH - SKIP)
-FAMILIES = ["tiny_llama", "tiny_qwen2", "tiny_qwen3"]
+FAMILIES = ["tiny_llama", "tiny_qwen2", "tiny_qwen3", "grouped", "multi_query"]
 
 
 def source_of(folder: Path) -> ModelSource:
@@ -76,6 +76,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
 
 
+@pytest.fixture(scope="module")
+def grouped(new_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four query heads to each of two kv heads, and a head dim that is not the hidden size over the heads."""
+    return new_model(tmp_path_factory.mktemp("models") / "grouped", num_attention_heads=8)
+
+
+@pytest.fixture(scope="module")
+def multi_query(new_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One kv head for all queries."""
+    return new_model(tmp_path_factory.mktemp("models") / "multi-query", num_key_value_heads=1)
+
+
 @torch.no_grad()
 def explicit(folder: Path, corpus: Path, layer: int) -> dict[str, torch.Tensor]:
     """What the statistics of a layer are by definition: its input X, then XW by hand, in float64. No hooks of ours."""
@@ -92,17 +104,20 @@ def explicit(folder: Path, corpus: Path, layer: int) -> dict[str, torch.Tensor]:
     q = x @ module_.q_proj.weight.double().T
     if module_.q_proj.bias is not None:
         q = q + module_.q_proj.bias.double()
-    q = q.reshape(-1, 4, 16)
+    q = q.reshape(q.shape[0], -1, 16)
     if hasattr(module_, "k_norm"):
         epsilon = module_.k_norm.variance_epsilon
         k = rms_norm(k.reshape(-1, 2, 16), module_.k_norm.weight, epsilon).reshape(-1, 32)
         q = rms_norm(q, module_.q_norm.weight, epsilon)
-    o = module_.o_proj.weight.double().T.reshape(4, 16, 64)
-    pairs = [(0, 1), (2, 3)]
+    o = module_.o_proj.weight.double().T.reshape(-1, 16, 64)
+    # query head h reads kv head h // G
+    groups = [
+        [h for h in range(q.shape[1]) if h * k.shape[1] // 16 // q.shape[1] == kv] for kv in range(k.shape[1] // 16)
+    ]
     return {
         "k_outer": k.T @ k, "v_outer": v.T @ v, "k_sum": k.sum(0), "v_sum": v.sum(0),
-        "q_outer": torch.stack([sum(q[:, h].T @ q[:, h] for h in pair) for pair in pairs]),
-        "o_gram": torch.stack([sum(o[h] @ o[h].T for h in pair) for pair in pairs]),
+        "q_outer": torch.stack([sum(q[:, h].T @ q[:, h] for h in group) for group in groups]),
+        "o_gram": torch.stack([sum(o[h] @ o[h].T for h in group) for group in groups]),
         "k": k, "v": v,
     }  # fmt: skip
 
