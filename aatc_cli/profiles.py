@@ -60,11 +60,17 @@ class Recipe(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="part of file names: no space, no slash")
     summary: str
-    transform: Literal["identity", "whiten"] = "whiten"
-    key_weight: Literal["none", "query"] = "query"
-    value_weight: Literal["none", "output"] = "output"
+    transform: Literal["identity", "whiten", "metric"] = "whiten"
+    key_weight: Literal["none", "query", "fisher"] = "query"
+    value_weight: Literal["none", "output", "fisher"] = "output"
     allocator: Literal["waterfill", "per-layer", "global", "uniform", "none"] = "waterfill"
-    quantizer: Literal["uniform-token-max", "float16"] = "uniform-token-max"
+    pool: Literal["separate", "joint"] = Field(
+        "separate", description="one budget for keys and one for values, or both in one"
+    )
+    curve: Literal["exponential", "lloyd"] = Field(
+        "exponential", description="distortion at b bits: 4^-b, or Lloyd-Max's"
+    )
+    quantizer: Literal["uniform-token-max", "lloyd", "float16"] = "uniform-token-max"
     coordinates: Literal["pre-rope"] = "pre-rope"
     min_bits: int = Field(0, ge=0, le=MAX_BITS)
     max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)
@@ -80,6 +86,8 @@ class Recipe(Settings):
             raise ValueError(f"min_bits ({self.min_bits}) exceeds max_bits ({self.max_bits})")
         if (self.quantizer == "float16") != (self.allocator == "none"):
             raise ValueError('quantizer "float16" and allocator "none" go together')
+        if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
+            raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')
         return self
 
 

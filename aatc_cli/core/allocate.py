@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
+from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import AatcError
 from aatc_cli.profiles import Recipe
 
@@ -23,10 +24,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SiteEnergy:
-    """What allocation knows of one site: latent variances and attention-aware weights, both [C] float64."""
+    """What allocation knows of one site, all [C] float64: latent variances, the paper's weights, the Fisher weights."""
 
     variance: Floats
     weight: Floats
+    fisher: Floats | None = None
 
 
 Energies = list[dict[Side, SiteEnergy]]
@@ -49,6 +51,14 @@ def exponential_curves(energy: Floats, max_bits: int) -> Floats:
 def quarter_powers(bits: Ints) -> Floats:
     """4^-b, exactly (a power of two by exponent arithmetic, so no machine's pow can differ)."""
     return np.ldexp(1.0, -2 * bits)
+
+
+def channel_curves(energy: Floats, recipe: Recipe) -> Floats:
+    """Distortion of every channel at every width under the recipe's quantizer model. [n] -> [n, max_bits + 1]."""
+    if recipe.curve == "lloyd":
+        curves: Floats = energy[:, None] * np.array(DISTORTION[: recipe.max_bits + 1])
+        return curves
+    return exponential_curves(energy, recipe.max_bits)
 
 
 def waterfill(curves: Floats, budget: int, min_bits: int = 0) -> Ints:
@@ -96,6 +106,14 @@ def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
 
     Variances, and query weights of keys, are divided by the layer's own percentile ("Experimental Setting ... AATC").
     """
+    chosen = recipe.key_weight if side == "k" else recipe.value_weight
+    if chosen == "fisher":
+        if site.fisher is None or not site.fisher.any():
+            raise AatcError(
+                f"recipe {recipe.name} weighs by loss gradients, and the transform holds none",
+                "collect with --fisher N (64 windows or more serve well), then whiten again",
+            )
+        return site.variance * site.fisher
     energy = _normalized(site.variance, recipe.normalize_percentile)
     if side == "k" and recipe.key_weight == "query":
         energy = energy * _normalized(site.weight, recipe.normalize_percentile)
@@ -105,10 +123,12 @@ def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
 
 
 def allocate(energies: Energies, recipe: Recipe, bits_per_channel: float) -> Allocation:
-    """Widths for every site at an average of ``bits_per_channel`` for keys and the same for values.
+    """Widths for every site at an average of ``bits_per_channel``, for keys and values apart or over both.
 
     Raises `AatcError` when the budget cannot pay the recipe's protected layers.
     """
+    if recipe.pool == "joint":
+        return _allocate_jointly(energies, recipe, bits_per_channel)
     bits: list[dict[Side, Ints]] = [{} for _ in energies]
     predicted: dict[Side, float] = {}
     levels: dict[Side, float] = {}
@@ -121,9 +141,31 @@ def allocate(energies: Energies, recipe: Recipe, bits_per_channel: float) -> All
         pool = values[len(protected) :]
         for layer, widths in enumerate(_fill_pool(pool, pool_budget, recipe), start=len(protected)):
             bits[layer][side] = widths
-        predicted[side] = math.fsum(math.fsum(v * quarter_powers(bits[i][side])) for i, v in enumerate(values))
+        predicted[side] = _predicted(values, [layer[side] for layer in bits], recipe)
         levels[side] = reverse_waterfill(np.concatenate(pool), pool_budget)[1] if pool else 0.0
     return Allocation(bits, predicted, levels)
+
+
+def _allocate_jointly(energies: Energies, recipe: Recipe, average: float) -> Allocation:
+    """One water level over keys and values of all layers."""
+    values = {side: [normalized_energy(layer[side], side, recipe) for layer in energies] for side in SIDES}
+    pool = [*values["k"], *values["v"]]
+    budget = int(np.floor(average * sum(energy.size for energy in pool) + 1e-9))
+    widths = _fill_pool(pool, budget, recipe)
+    keys, others = widths[: len(energies)], widths[len(energies) :]
+    bits: list[dict[Side, Ints]] = [{"k": k, "v": v} for k, v in zip(keys, others, strict=True)]
+    level = reverse_waterfill(np.concatenate(pool), budget)[1]
+    predicted = {side: _predicted(values[side], [layer[side] for layer in bits], recipe) for side in SIDES}
+    return Allocation(bits, predicted, {"k": level, "v": level})
+
+
+def _predicted(energies: list[Floats], bits: list[Ints], recipe: Recipe) -> float:
+    """Sum of the curves at the widths; exactly rounded, so that the order of summation does not matter."""
+    pairs = zip(energies, bits, strict=True)
+    if recipe.curve == "lloyd":
+        table = np.array(DISTORTION)
+        return math.fsum(math.fsum(energy * table[widths]) for energy, widths in pairs)
+    return math.fsum(math.fsum(energy * quarter_powers(widths)) for energy, widths in pairs)
 
 
 def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float) -> tuple[int, list[int]]:
@@ -144,7 +186,7 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
 def _fill(energy: Floats, budget: int, recipe: Recipe) -> Ints:
     if recipe.allocator == "uniform":
         return _even(energy.size, budget, recipe.max_bits)
-    return waterfill(exponential_curves(energy, recipe.max_bits), budget, recipe.min_bits)
+    return waterfill(channel_curves(energy, recipe), budget, recipe.min_bits)
 
 
 def _even(channels: int, budget: int, max_bits: int) -> Ints:

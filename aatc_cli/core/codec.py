@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from aatc_cli.core import quantizer
+from aatc_cli.core import lloyd, quantizer
 from aatc_cli.core.transform import decode, encode
 
 
@@ -29,6 +29,8 @@ class TransformCodec:
     scale: Tensor
     bits: Tensor
     variance: Tensor
+    quantizer: Literal["uniform-token-max", "lloyd"] = "uniform-token-max"
+    weight: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -39,27 +41,41 @@ class TransformCodec:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
         return encode(x.to(self.encode.dtype), self.encode)
 
+    def quantize(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [..., C] int32 and token scales [..., groups] float16 of latents ``h`` [..., C]."""
+        if self.quantizer == "lloyd":
+            weight = self.weight if self.weight is not None else torch.ones_like(self.variance)
+            return lloyd.quantize(h, self.variance.sqrt(), self.bits, weight, self.groups)
+        alpha = quantizer.token_scale(h, self.scale, self.bits, self.groups)
+        return quantizer.quantize(h, alpha, self.scale, self.bits), alpha
+
+    def dequantize(self, codes: Tensor, alpha: Tensor) -> Tensor:
+        """Latents [..., C] of codes and token scales."""
+        if self.quantizer == "lloyd":
+            return lloyd.dequantize(codes, alpha, self.variance.sqrt(), self.bits)
+        return quantizer.dequantize(codes, alpha, self.scale, self.bits)
+
     def reconstruct(self, x: Tensor) -> Tensor:
         """Encode, quantize with a per-token scale, and decode ``x`` [..., C]."""
-        h = self.latents(x)
-        alpha = quantizer.token_scale(h, self.scale, self.bits, self.groups)
-        codes = quantizer.quantize(h, alpha, self.scale, self.bits)
-        return decode(quantizer.dequantize(codes, alpha, self.scale, self.bits), self.decode).to(x.dtype)
+        return decode(self.dequantize(*self.quantize(self.latents(x))), self.decode).to(x.dtype)
 
     def noise(self, x: Tensor) -> Tensor:
         """Modelled variance of the latent error of every token of ``x``: [..., C]."""
-        alpha = quantizer.token_scale(self.latents(x), self.scale, self.bits, self.groups)
+        _, alpha = self.quantize(self.latents(x))
+        if self.quantizer == "lloyd":
+            return lloyd.noise_variance(alpha, self.variance.sqrt(), self.bits)
         return quantizer.noise_variance(alpha, self.scale, self.bits, self.variance)
 
     def with_bits(self, bits: Tensor) -> TransformCodec:
         """The same transform at other widths [C]."""
-        return TransformCodec(self.encode, self.decode, self.scale, bits, self.variance)
+        return replace(self, bits=bits)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TransformCodec:
         """Move to a device, matrices and scales in ``dtype``."""
-        return TransformCodec(
-            self.encode.to(device, dtype), self.decode.to(device, dtype), self.scale.to(device, dtype),
-            self.bits.to(device), self.variance.to(device, dtype),
+        return replace(
+            self, encode=self.encode.to(device, dtype), decode=self.decode.to(device, dtype),
+            scale=self.scale.to(device, dtype), bits=self.bits.to(device), variance=self.variance.to(device, dtype),
+            weight=None if self.weight is None else self.weight.to(device, dtype),
         )  # fmt: skip
 
 

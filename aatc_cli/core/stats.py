@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Geometry
+from aatc_cli.core import Side
 
 
 @dataclass
@@ -18,7 +19,8 @@ class LayerStats:
     k_outer, v_outer [C, C]: sum of k k^T and v v^T, keys before RoPE, projection biases removed.
     k_sum, v_sum [C]: sum of k and of v. q_outer [H, D, D]: sum of q q^T over tokens and the G query heads of each kv
     head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
-    k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles.
+    k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles. k_fisher, v_fisher [C, C]: sum of g g^T
+    over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
     """
 
     count: int
@@ -30,10 +32,13 @@ class LayerStats:
     o_gram: Tensor
     k_rows: Tensor
     v_rows: Tensor
+    k_fisher: Tensor
+    v_fisher: Tensor
     filled: int = field(default=0)
 
     TENSORS: ClassVar[tuple[str, ...]] = (
-        "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows",
+        "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows", "k_fisher",
+        "v_fisher",
     )  # fmt: skip
 
     @classmethod
@@ -49,6 +54,7 @@ class LayerStats:
             count=0, k_outer=zeros(channels, channels), v_outer=zeros(channels, channels), k_sum=zeros(channels),
             v_sum=zeros(channels), q_outer=zeros(heads, dim, dim), o_gram=o_gram.to(torch.float64),
             k_rows=zeros(rows, channels, dtype=torch.float32), v_rows=zeros(rows, channels, dtype=torch.float32),
+            k_fisher=zeros(channels, channels), v_fisher=zeros(channels, channels),
         )  # fmt: skip
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
@@ -66,6 +72,12 @@ class LayerStats:
         self.k_rows[self.filled : end] = k[sample].to(torch.float32)
         self.v_rows[self.filled : end] = v[sample].to(torch.float32)
         self.filled = end
+
+    def add_gradients(self, side: Side, gradients: Tensor) -> None:
+        """Add g g^T of the loss gradients [N, C] at cached keys or values."""
+        g = gradients.to(torch.float64)
+        total = self.k_fisher if side == "k" else self.v_fisher
+        total += g.T @ g
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums and the rows kept so far, by field name."""

@@ -43,6 +43,26 @@ def whitening(moment: Tensor) -> GroupTransform:
     return GroupTransform(encode=vectors / root, decode=root[:, None] * vectors.T, singular=singular)
 
 
+def loss_metric(moment: Tensor, fisher: Tensor, damping: float = 1e-4) -> GroupTransform:
+    """The transform that makes a loss metric the identity and the channels uncorrelated (loss-aware KLT).
+
+    ``fisher`` [E, E] is M, the second moment of the loss gradient at the cached vectors: to second order noise d costs
+    1/2 d^T M d. With M^(1/2) Sigma M^(1/2) = U diag(e) U^T, encode is M^(1/2) U and decode its inverse U^T M^(-1/2);
+    squared error in these coordinates is then the loss itself, and e are their second moments. M is damped by
+    ``damping`` times its mean diagonal, so that directions the sample never probed keep a small price.
+    ``singular`` is e, falling.
+    """
+    moment, fisher = moment.to(torch.float64), fisher.to(torch.float64)
+    values, vectors = torch.linalg.eigh((fisher + fisher.T) / 2)
+    floor = damping * values.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    values = values.clamp_min(0) + floor
+    root = (vectors * values.sqrt()) @ vectors.T
+    inverse = (vectors / values.sqrt()) @ vectors.T
+    energies, basis = torch.linalg.eigh(root @ ((moment + moment.T) / 2) @ root)
+    energies, basis = energies.flip(0).clamp_min(0), canonical_signs(basis.flip(1))
+    return GroupTransform(encode=root @ basis, decode=basis.T @ inverse, singular=energies)
+
+
 def identity(size: int) -> GroupTransform:
     """The transform that changes nothing, for ablations and references."""
     eye = torch.eye(size, dtype=torch.float64)

@@ -21,6 +21,18 @@ def quadratic_weights(decode: Tensor, forms: Tensor) -> Tensor:
     return torch.einsum("gchd,ghde,gche->gc", rows, form, rows).clamp_min(0).flatten()
 
 
+def fisher_weights(decode: Tensor, fisher: Tensor) -> Tensor:
+    """w[c] = B_c M B_c^T: the loss metric M [C, C] seen by noise in every latent channel. decode [groups, E, E] -> [C].
+
+    The factor that the paper's weights approximate, measured: it holds attention weights, value residuals, query
+    energy, W_O, rotation and everything the rest of the network does with the output.
+    """
+    groups, size, _ = decode.shape
+    blocks = torch.stack([fisher[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
+    rows = decode.to(torch.float64)
+    return torch.einsum("gce,gef,gcf->gc", rows, blocks.to(torch.float64), rows).clamp_min(0).flatten()
+
+
 def latent_variance(encode: Tensor, moment: Tensor) -> Tensor:
     """Second moment of every latent channel: diag(A^T M A) per group. encode [groups, E, E], moment [C, C] -> [C].
 

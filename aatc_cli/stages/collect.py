@@ -16,8 +16,10 @@ from torch import Tensor
 from aatc_cli.artifact import Manifest, replace_directory, unchanged
 from aatc_cli.config import Geometry
 from aatc_cli.console import Ticker, progress, say
+from aatc_cli.core import Side
 from aatc_cli.core.stats import sample_rows
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.evals.fisher import fisher_pass
 from aatc_cli.models.adapter import attention_sites, non_finite
 from aatc_cli.models.capture import capture
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
@@ -44,6 +46,7 @@ class _Timer:
 
     total: float = 0.0
     statistics: float = 0.0
+    fisher: float = 0.0
 
 
 def collect(
@@ -84,20 +87,30 @@ def collect(
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
             | ({"profile": profile.name} if profile else {}),
         )  # fmt: skip
-        start = job.resume(partial)
-        if start:
-            say(f"collect: continuing from window {start} of {settings.samples}")
+        start, fisher_start = job.resume(partial)
+        if start or fisher_start:
+            say(f"collect: continuing from window {start} of {settings.samples}, gradients from {fisher_start}")
         timer = _Timer()
         with progress("collect", settings.samples, start) as ticker:
             _run_model(job, model, drawn.tokens, start, options, timer, partial, ticker)
-        manifest = job.write(partial, settings.samples)
+        if settings.fisher:
+            with progress("collect gradients", settings.fisher, fisher_start) as ticker:
+                _run_fisher(job, model, drawn.tokens, fisher_start, options, timer, partial, ticker)
+        manifest = job.write(partial, settings.samples, settings.fisher)
         replace_directory(partial, target)
+    _tell_cost(job, timer, settings.samples - start, settings.fisher - fisher_start, target)
+    return manifest
+
+
+def _tell_cost(job: CollectJob, timer: _Timer, windows: int, fisher: int, target: Path) -> None:
     forward = timer.total - timer.statistics
     say(
-        f"collect: {job.tokens(settings.samples)} tokens; forward {forward:.1f} s, "
+        f"collect: {job.tokens(job.settings.samples)} tokens; forward {forward:.1f} s, "
         f"statistics {timer.statistics:.1f} s ({100 * timer.statistics / max(forward, 1e-9):.0f} % of it) -> {target}"
     )
-    return manifest
+    if fisher and windows:
+        ratio = (timer.fisher / fisher) / max(forward / windows, 1e-9)
+        say(f"collect: gradients of {fisher} windows {timer.fisher:.1f} s, {ratio:.1f} forward passes each")
 
 
 @torch.no_grad()
@@ -116,7 +129,33 @@ def _run_model(
         ticker.advance(batch.shape[0])
         done = first + batch.shape[0]
         if done < windows.shape[0] and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, done)
+            job.write(partial, done, 0)
+            saved_at = time.monotonic()
+
+
+def _run_fisher(
+    job: CollectJob, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
+    ticker: Ticker,
+) -> None:  # fmt: skip
+    def add(layer: int, side: Side, gradients: Tensor) -> None:
+        if not math.isfinite(float(gradients.sum(dtype=torch.float32))):
+            raise AatcError(
+                f"the {side} gradients of layer {layer} are not finite in window {index}",
+                "run with --dtype float32 or bfloat16",
+            )
+        job.layers[layer].add_gradients(side, gradients)
+
+    saved_at = time.monotonic()
+    for index in range(start, job.settings.fisher):
+        began = _clock(options.device)
+        # a function of seed and window alone, so that resuming samples the same tokens
+        generator = torch.Generator(options.device).manual_seed(job.settings.seed * 1_000_003 + index)
+        tokens = windows[index : index + 1].to(options.device)
+        fisher_pass(model, job.sites, tokens, job.settings.window, generator, add)
+        timer.fisher += _clock(options.device) - began
+        ticker.advance()
+        if index + 1 < job.settings.fisher and time.monotonic() - saved_at >= options.checkpoint_seconds:
+            job.write(partial, job.settings.samples, index + 1)
             saved_at = time.monotonic()
 
 
@@ -198,6 +237,18 @@ def check_rank(settings: CollectSettings, geometry: Geometry) -> None:
         raise AatcError(
             f"windows of {settings.length} tokens have nothing left after the first {settings.skip_first}",
             "raise --length",
+        )
+    if settings.fisher > settings.samples:
+        raise UsageError(
+            f"--fisher {settings.fisher} asks for more windows than the {settings.samples} that are drawn",
+            "raise --samples, or lower --fisher",
+        )
+    exact = settings.window.sinks + settings.window.recent
+    if settings.fisher and settings.length <= exact + 1:
+        raise AatcError(
+            f"windows of {settings.length} tokens fit into the {exact} that a query reads exactly: "
+            "nothing would be compressed and every gradient would be zero",
+            "raise --length well above that, to 1024 say",
         )
     tokens = settings.samples * (settings.length - settings.skip_first)
     if tokens < geometry.channels:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from aatc_cli.artifact import ArtifactWriter, Manifest, ModelIdentity, TextRecord, open_artifact
-from aatc_cli.config import Settings
+from aatc_cli.config import Settings, Window
 from aatc_cli.core.stats import LayerStats, output_gram
 from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite
@@ -27,6 +27,8 @@ class CollectSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**31)
     skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
     rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
+    fisher: int = Field(0, ge=0, description="leading windows whose loss gradients are collected as well")
+    window: Window = Field(Window(), description="tokens a query reads exactly; gradients are of the rest")
     head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
 
 
@@ -54,25 +56,25 @@ class CollectJob:
         rows, samples = self.settings.rows, self.settings.samples
         return rows * (window + 1) // samples - rows * window // samples
 
-    def write(self, path: Path, windows: int) -> Manifest:
-        """Write the sums after ``windows`` windows as a Stats at ``path``."""
+    def write(self, path: Path, windows: int, fisher: int) -> Manifest:
+        """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
         with ArtifactWriter(path, "stats") as writer:
             for index, layer in enumerate(self.layers):
                 for name, tensor in layer.tensors().items():
                     writer.add(f"layers.{index}.{name}", tensor)
             return writer.commit(
                 settings=dump(self.settings), model=self.identity, texts=self.texts,
-                results={"windows": windows, "tokens": self.tokens(windows)},
+                results={"windows": windows, "tokens": self.tokens(windows), "fisher_windows": fisher},
                 provenance={"versions": versions(), **self.how},
             )  # fmt: skip
 
-    def resume(self, path: Path) -> int:
-        """Take the sums of the checkpoint at ``path``, if there is one; returns the windows it covers.
+    def resume(self, path: Path) -> tuple[int, int]:
+        """Take the sums of the checkpoint at ``path``, if there is one; the windows and Fisher windows it covers.
 
         Raises `SettingsMismatchError` when the model ran in another dtype before: sums of both would be of neither.
         """
         if not path.exists():
-            return 0
+            return 0, 0
         artifact = open_artifact(path, "stats")
         before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
         if before != now:
@@ -86,7 +88,7 @@ class CollectJob:
                 held: Tensor = getattr(layer, name)
                 held[: tensor.shape[0]] = tensor.to(self.device)
             layer.count, layer.filled = saved.count, saved.filled
-        return int(artifact.manifest.results["windows"])
+        return int(artifact.manifest.results["windows"]), int(artifact.manifest.results["fisher_windows"])
 
 
 def _finite_output(site: AttentionSite) -> Tensor:

@@ -25,7 +25,7 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import Recipe
 
-_SITE_TENSORS = ("encode", "decode", "variance", "weight", "scale")
+_SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report")
 
 
@@ -130,6 +130,7 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
     shapes: dict[str, tuple[int, ...]] = {
         "k_outer": (channels, channels), "v_outer": (channels, channels), "k_sum": (channels,), "v_sum": (channels,),
         "q_outer": (heads, dim, dim), "o_gram": (heads, dim, dim), "k_rows": (-1, channels), "v_rows": (-1, channels),
+        "k_fisher": (channels, channels), "v_fisher": (channels, channels),
     }  # fmt: skip
     parts = {name: _checked(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
     count = artifact.manifest.results.get("tokens")
@@ -148,7 +149,9 @@ def _checked(artifact: Artifact, name: str, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def write_site(writer: ArtifactWriter, layer: int, side: Side, codec: TransformCodec, weight: Tensor) -> None:
+def write_site(
+    writer: ArtifactWriter, layer: int, side: Side, codec: TransformCodec, weight: Tensor, fisher: Tensor
+) -> None:
     """Add one site of a Transform: matrices and scales in float32, variances and weights in float64."""
     name = f"layers.{layer}.{side}"
     writer.add(f"{name}.encode", codec.encode.to(torch.float32))
@@ -156,6 +159,7 @@ def write_site(writer: ArtifactWriter, layer: int, side: Side, codec: TransformC
     writer.add(f"{name}.scale", codec.scale.to(torch.float32))
     writer.add(f"{name}.variance", codec.variance.to(torch.float64))
     writer.add(f"{name}.weight", weight.to(torch.float64))
+    writer.add(f"{name}.fisher", fisher.to(torch.float64))
 
 
 def load_energies(transform: Artifact) -> Energies:
@@ -166,7 +170,7 @@ def load_energies(transform: Artifact) -> Energies:
         sites: dict[Side, SiteEnergy] = {}
         for side in SIDES:
             parts = {}
-            for part in ("variance", "weight"):
+            for part in ("variance", "weight", "fisher"):
                 name = f"layers.{layer}.{side}.{part}"
                 parts[part] = _checked(transform, name, (geometry.channels,)).numpy().astype(np.float64)
                 if parts[part].min() < 0:
@@ -259,9 +263,12 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             }
             if bool((parts["scale"] <= 0).any()):
                 raise damaged(transform.path, "transform", f"layer {layer} {side} has a scale that is not positive")
+            chosen = plan.recipe.key_weight if side == "k" else plan.recipe.value_weight
             codec = TransformCodec(
-                parts["encode"], parts["decode"], parts["scale"], torch.tensor(widths[side]), parts["variance"]
-            )
+                parts["encode"], parts["decode"], parts["scale"], torch.tensor(widths[side]), parts["variance"],
+                quantizer="lloyd" if plan.recipe.quantizer == "lloyd" else "uniform-token-max",
+                weight={"none": None, "fisher": parts["fisher"]}.get(chosen, parts["weight"]),
+            )  # fmt: skip
             sites[side] = codec.to(device)
         codecs.append(sites)
     return codecs

@@ -15,24 +15,26 @@ from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.transform import GroupTransform, group_moments, identity, whitening
-from aatc_cli.core.weights import channel_scales, latent_variance, quadratic_weights
-from aatc_cli.errors import UsageError
+from aatc_cli.core.transform import GroupTransform, group_moments, identity, loss_metric, whitening
+from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights
+from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import dump
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.versions import versions
+
+TransformKind = Literal["whiten", "metric", "identity"]
 
 
 class WhitenSettings(Settings):
     """What is computed from the Stats."""
 
-    transform: Literal["whiten", "identity"] = "whiten"
+    transform: TransformKind = "whiten"
     head_groups: int = Field(1, ge=1, description="head groups per layer, each transformed jointly")
     percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
 
 
 def whiten(
-    run: Run, *, transform_stats: Path, rate_stats: Path, transform: Literal["whiten", "identity"] = "whiten",
+    run: Run, *, transform_stats: Path, rate_stats: Path, transform: TransformKind = "whiten",
     head_groups: int | None = None, percentile: float = 99.0, force: bool = False,
 ) -> Manifest:  # fmt: skip
     """Make the Transform of ``run`` from Stats: the matrices from one, variances, weights and scales from the other.
@@ -48,6 +50,11 @@ def whiten(
         raise UsageError(
             f"--head-groups {groups} does not divide the model's {geometry.kv_heads} kv heads",
             f"use one of {[g for g in range(1, geometry.kv_heads + 1) if geometry.kv_heads % g == 0]}",
+        )
+    if transform == "metric" and not basis.manifest.results.get("fisher_windows"):
+        raise ArtifactError(
+            f"{basis.path} holds no loss gradients, which the metric transform is made from",
+            "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
     settings = WhitenSettings(transform=transform, head_groups=groups, percentile=percentile)
     inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
@@ -73,22 +80,28 @@ def _write(
             rate_layer = load_layer_stats(rates, layer)
             basis_layer = rate_layer if same else load_layer_stats(basis, layer)
             for side in SIDES:
-                codec, weight = site_transform(side, basis_layer, rate_layer, settings)
-                write_site(writer, layer, side, codec, weight)
+                write_site(writer, layer, side, *site_transform(side, basis_layer, rate_layer, settings))
             ticker.advance()
         return writer.commit(
             settings=dump(settings), model=model, inputs=inputs, texts=rates.manifest.texts,
-            results={"tokens": rates.manifest.results["tokens"]}, provenance={"versions": versions()},
+            results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")},
+            provenance={"versions": versions()},
         )  # fmt: skip
 
 
 def site_transform(
     side: Side, basis: LayerStats, rates: LayerStats, settings: WhitenSettings
-) -> tuple[TransformCodec, Tensor]:
-    """Transform of one site and its attention-aware weights [C]: query energy for keys, W_O norms for values."""
+) -> tuple[TransformCodec, Tensor, Tensor]:
+    """Transform of one site and two weights [C]: the paper's (query energy or W_O norms) and the Fisher one.
+
+    The Fisher weight is zero everywhere when no gradients were collected.
+    """
     outer, rate_outer = (basis.k_outer, rates.k_outer) if side == "k" else (basis.v_outer, rates.v_outer)
     rows = rates.k_rows if side == "k" else rates.v_rows
-    parts = [_group(moment, settings) for moment in group_moments(outer / basis.count, settings.head_groups)]
+    fisher, rate_fisher = (basis.k_fisher, rates.k_fisher) if side == "k" else (basis.v_fisher, rates.v_fisher)
+    groups = settings.head_groups
+    moments, metrics = group_moments(outer / basis.count, groups), group_moments(fisher / basis.count, groups)
+    parts = [_group(moment, metric, settings) for moment, metric in zip(moments, metrics, strict=True)]
     encode = torch.stack([part.encode for part in parts])
     decode = torch.stack([part.decode for part in parts])
     variance = latent_variance(encode, rate_outer / rates.count)
@@ -96,8 +109,11 @@ def site_transform(
     weight = quadratic_weights(decode, form)
     scale = channel_scales(encode, rows, variance, settings.percentile)
     bits = torch.zeros(variance.numel(), dtype=torch.int64)
-    return TransformCodec(encode, decode, scale, bits, variance), weight
+    loss_weight = fisher_weights(decode, rate_fisher / rates.count)
+    return TransformCodec(encode, decode, scale, bits, variance), weight, loss_weight
 
 
-def _group(moment: Tensor, settings: WhitenSettings) -> GroupTransform:
+def _group(moment: Tensor, metric: Tensor, settings: WhitenSettings) -> GroupTransform:
+    if settings.transform == "metric":
+        return loss_metric(moment, metric)
     return whitening(moment) if settings.transform == "whiten" else identity(moment.shape[0])
