@@ -116,10 +116,11 @@ def _sweep(folder: Path) -> None:
 def open_stats(path: Path) -> Artifact:
     """Open finished Stats; raises `ArtifactError` when absent, damaged, or the checkpoint of an unfinished collect."""
     artifact = open_artifact(path, "stats")
-    done, wanted = artifact.manifest.results.get("windows"), artifact.manifest.settings.get("samples")
-    if done != wanted:
-        problem = f"{path} is a checkpoint of collect after {done} of {wanted} windows"
-        raise ArtifactError(problem, "run the same aatc collect to finish it")
+    results, settings = artifact.manifest.results, artifact.manifest.settings
+    for what, done, wanted in (("windows", "windows", "samples"), ("gradient windows", "fisher_windows", "fisher")):
+        if results.get(done) != settings.get(wanted):
+            problem = f"{path} is a checkpoint of collect after {results.get(done)} of {settings.get(wanted)} {what}"
+            raise ArtifactError(problem, "run the same aatc collect to finish it")
     return artifact
 
 

@@ -13,9 +13,13 @@ from aatc_cli.config import Budget, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import normalized_energy
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
-from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, open_plan, transform_of
+from aatc_cli.stages.whiten import whiten
 
 CHANNELS = 2 * 4 * 32
 FREE = load_recipe("paper").model_copy(update={"name": "free", "protect": load_recipe("fp16").protect})
@@ -189,9 +193,22 @@ def rewrite(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["paper", "var-only", "per-layer", "global", "no-query", "no-output"])
+@pytest.mark.parametrize("name", ["paper", "var-only", "per-layer", "global", "uniform", "no-query", "no-output"])
 def test_check_of_what_was_allocated(run_folder: Path, name: str) -> None:
     assert check(plan_of(run_folder, bits(3.0), load_recipe(name))) == []
+
+
+def test_check_of_a_loss_aware_plan(tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    settings = CollectSettings(samples=3, length=160, fisher=2)
+    mixture = TextMixture(sources=[str(corpus)], samples=3, length=160)
+    collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="metric")
+    plan = plan_of(tmp_path, bits(2.0), load_recipe("loss-aware"))
+    assert 1.98 < plan.mean_bits <= 2.0
+    assert check(plan) == []
+    rewrite(plan.artifact.path, "plan", lambda parts: parts["layers.1.k.bits"].__setitem__(0, 0))
+    assert [(found.layer, found.side, found.channel) for found in check(open_plan(plan.artifact.path))] == [(1, "k", 0)]
 
 
 def test_check_of_budgets_in_bytes(run_folder: Path) -> None:

@@ -68,8 +68,8 @@ def windows_of(folder: Path, corpus: Path) -> torch.Tensor:
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative error of ``a`` against ``b`` in the Frobenius norm."""
-    return float((a.detach().double() - b.double()).norm() / b.double().norm())
+    """Relative error of ``a`` against ``b`` in the Frobenius norm; absolute where ``b`` is zero."""
+    return float((a.detach().double() - b.double()).norm() / (b.double().norm() or 1.0))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -318,7 +318,7 @@ def test_too_long_and_too_few(
 def test_just_enough(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     run_collect(Run(tmp_path), tiny_llama, "a", samples=1, length=36)
     run_collect(Run(tmp_path), tiny_llama, "b", samples=1, length=512)
-    assert open_stats(tmp_path / "b").manifest.results == {"windows": 1, "tokens": 508}
+    assert open_stats(tmp_path / "b").manifest.results == {"windows": 1, "tokens": 508, "fisher_windows": 0}
 
 
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
@@ -444,7 +444,7 @@ def interrupted(run_collect: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     genuine = Ticker.advance
 
-    def run_(run: Run, folder: Path, after: int) -> None:
+    def run_(run: Run, folder: Path, after: int, **changes: Any) -> None:
         steps = []
 
         def advance(self: Ticker, count: int = 1, text: str | None = None) -> None:
@@ -456,7 +456,7 @@ def interrupted(run_collect: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         with monkeypatch.context() as patch:
             patch.setattr(Ticker, "advance", advance)
             with pytest.raises(Killed):
-                run_collect(run, folder, checkpoint_seconds=0.0)
+                run_collect(run, folder, checkpoint_seconds=0.0, **changes)
 
     return run_
 
@@ -486,6 +486,60 @@ def test_interrupted_twice_and_in_other_batches(
     assert open_artifact(tmp_path / ".stats.partial", "stats").manifest.results["windows"] == 4
     run_collect(run, tiny_llama, checkpoint_seconds=0.0)
     assert same(tmp_path / "stats", base / "stats")
+
+
+WITH_GRADIENTS = {"samples": 3, "length": 160, "fisher": 3}
+
+
+@pytest.mark.parametrize(("after", "done"), [(2, (2, 0)), (4, (3, 1)), (5, (3, 2))])
+def test_interrupted_before_or_among_the_gradients(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, interrupted: Any, after: int, done: tuple[int, int]
+) -> None:
+    interrupted(Run(tmp_path / "a"), tiny_llama, after, **WITH_GRADIENTS)
+    partial = tmp_path / "a" / ".stats.partial"
+    results = open_artifact(partial, "stats").manifest.results
+    assert (results["windows"], results["fisher_windows"]) == done
+    with pytest.raises(ArtifactError, match=f"checkpoint of collect after {done[1] or done[0]} of 3"):
+        open_stats(partial)
+    for name in "ab":
+        run_collect(Run(tmp_path / name), tiny_llama, **WITH_GRADIENTS)
+    assert same(tmp_path / "a" / "stats", tmp_path / "b" / "stats")
+    found = open_stats(tmp_path / "a" / "stats")
+    for layer in range(4):
+        for side in ("k", "v"):
+            fisher = found.tensor(f"layers.{layer}.{side}_fisher")
+            assert float(torch.linalg.eigvalsh(fisher)[-1]) > 0
+
+
+def test_gradients_are_reproducible_and_depend_on_the_seed(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
+    first, again = (tensors(run_collect(Run(tmp_path / name), tiny_llama, **WITH_GRADIENTS)) for name in "ab")
+    other = tensors(run_collect(Run(tmp_path / "c"), tiny_llama, **WITH_GRADIENTS, seed=1))
+    plain = tensors(run_collect(Run(tmp_path / "d"), tiny_llama, **(WITH_GRADIENTS | {"fisher": 0})))
+    for name in first:
+        assert torch.equal(first[name], again[name])
+        if "fisher" in name:
+            assert not torch.equal(first[name], other[name])
+            assert not plain[name].any()
+        else:
+            assert torch.equal(first[name], plain[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"fisher": 4, "samples": 3, "length": 160}, ("--fisher 4", "the 3 that are drawn")),
+        ({"fisher": 1, "samples": 3, "length": 133}, ("windows of 133 tokens", "the 132 that a query reads exactly")),
+    ],
+)
+def test_gradients_that_cannot_be(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, changes: dict[str, int], says: tuple[str, ...]
+) -> None:
+    with pytest.raises(AatcError) as caught:
+        run_collect(Run(tmp_path / "run"), tiny_llama, **changes)
+    for part in says:
+        assert part in caught.value.message
+    assert caught.value.hint
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_is_not_stats(tiny_llama: Path, tmp_path: Path, interrupted: Any) -> None:
@@ -608,7 +662,7 @@ def test_a_lock_without_a_name(tmp_path: Path) -> None:
 
 def test_what_is_recorded(tiny_llama: Path, base: Path) -> None:
     raw = json.loads((base / "stats" / MANIFEST).read_text(encoding="utf-8"))
-    assert raw["results"] == {"windows": SAMPLES, "tokens": TOKENS}
+    assert raw["results"] == {"windows": SAMPLES, "tokens": TOKENS, "fisher_windows": 0}
     assert raw["provenance"]["dtype"] == "float32"
     assert raw["model"]["name"] == tiny_llama.name
     assert raw["texts"][0]["windows"] == SAMPLES

@@ -67,7 +67,7 @@ def test_stats(base_run: Path) -> None:
     inspection = inspect_path(base_run / "stats", 8192)
     assert inspection.data["kind"] == "stats"
     assert inspection.data["settings"]["samples"] == 8
-    assert inspection.data["results"] == {"windows": 8, "tokens": 480}
+    assert inspection.data["results"] == {"windows": 8, "tokens": 480, "fisher_windows": 0}
     assert shown(inspection)[0][:3] == ["corpus.txt", "1", "8"]
     assert "480 tokens" in inspection.tables[0].title
 

@@ -232,7 +232,7 @@ def test_stats_with_values_they_cannot_have(
 
 @pytest.mark.parametrize("count", [0, -5, None, "many", True])
 def test_stats_without_a_token_count(base_run: Path, tmp_path: Path, count: object) -> None:
-    bad = forged(base_run / "stats", tmp_path / "bad", {}, results={"windows": 8, "tokens": count})
+    bad = forged(base_run / "stats", tmp_path / "bad", {}, results={"windows": 8, "tokens": count, "fisher_windows": 0})
     with pytest.raises(ArtifactError, match="it has no token count"):
         make(tmp_path, bad)
 
@@ -252,6 +252,13 @@ def test_an_unfinished_collect_is_no_input(base_run: Path, tmp_path: Path) -> No
     for rates, basis in ((partial, base_run / "stats"), (base_run / "stats", partial)):
         with pytest.raises(ArtifactError, match="checkpoint of collect after 3 of 8 windows"):
             make(tmp_path, rates, basis)
+
+
+def test_the_metric_transform_needs_gradients(base_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no loss gradients") as caught:
+        make(tmp_path, base_run / "stats", transform="metric")
+    assert "--fisher" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_and_damaged_stats(base_run: Path, tmp_path: Path) -> None:
