@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -37,6 +38,10 @@ class TransformCodec:
         """Head groups, each with its own token scale."""
         return int(self.encode.shape[0])
 
+    @cached_property
+    def _tables(self) -> lloyd.Tables:
+        return lloyd.Tables.of(self.bits, self.variance)
+
     def latents(self, x: Tensor) -> Tensor:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
         return encode(x.to(self.encode.dtype), self.encode)
@@ -45,14 +50,14 @@ class TransformCodec:
         """Codes [..., C] int32 and token scales [..., groups] float16 of latents ``h`` [..., C]."""
         if self.quantizer == "lloyd":
             weight = self.weight if self.weight is not None else torch.ones_like(self.variance)
-            return lloyd.quantize(h, self.variance.sqrt(), self.bits, weight, self.groups)
+            return lloyd.quantize(h, self.variance.sqrt(), self._tables, weight, self.groups)
         alpha = quantizer.token_scale(h, self.scale, self.bits, self.groups)
         return quantizer.quantize(h, alpha, self.scale, self.bits), alpha
 
     def dequantize(self, codes: Tensor, alpha: Tensor) -> Tensor:
         """Latents [..., C] of codes and token scales."""
         if self.quantizer == "lloyd":
-            return lloyd.dequantize(codes, alpha, self.variance.sqrt(), self.bits)
+            return lloyd.dequantize(codes, alpha, self.variance.sqrt(), self._tables)
         return quantizer.dequantize(codes, alpha, self.scale, self.bits)
 
     def reconstruct(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ squared error; it is held in float16, and decoding costs the same as with any ot
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -53,35 +54,82 @@ def levels(bits: int) -> Tensor:
     return torch.from_numpy((points - points[::-1]) / 2)
 
 
-def quantize(h: Tensor, sigma: Tensor, bits: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Tables:
+    """Levels and thresholds of every channel at its own width, so that all channels quantize at once.
+
+    thresholds [C, n - 1] (padded by infinity) and points [C, n] serve widths up to `LLOYD_BITS`, n = 2^(widest of
+    them); step [C] serves wider ones and is zero elsewhere; half [C] is 2^(b-1).
+    """
+
+    bits: Tensor
+    thresholds: Tensor
+    points: Tensor
+    step: Tensor
+    half: Tensor
+
+    @classmethod
+    def of(cls, bits: Tensor, like: Tensor) -> Tables:
+        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``."""
+        widths: list[int] = bits.tolist()
+        count = 2 ** max((width for width in widths if width <= LLOYD_BITS), default=0)
+        thresholds = torch.full((len(widths), count - 1), torch.inf, dtype=torch.float64)
+        points = torch.zeros(len(widths), count, dtype=torch.float64)
+        step = torch.zeros(len(widths), dtype=torch.float64)
+        for channel, width in enumerate(widths):
+            found = levels(width)
+            if width > LLOYD_BITS:
+                step[channel] = found[1] - found[0]
+            elif width:
+                thresholds[channel, : found.numel() - 1] = (found[1:] + found[:-1]) / 2
+                points[channel, : found.numel()] = found
+        half = torch.where(bits > 0, torch.exp2(bits.to(torch.float64) - 1), 0.0)
+        return cls(bits, thresholds.to(like), points.to(like), step.to(like), half.to(like))
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """Indices 0 .. 2^b - 1 of the levels nearest to ``z`` [N, C]; zero at zero bits. -> [N, C] in z's dtype."""
+        narrow = torch.searchsorted(self.thresholds, z.T.contiguous()).T.to(z.dtype)
+        safe = torch.where(self.step > 0, self.step, torch.ones_like(self.step))
+        wide = torch.minimum((torch.floor(z / safe) + self.half).clamp_min(0), 2 * self.half - 1)
+        return torch.where(self.step > 0, wide, torch.where(self.bits > 0, narrow, torch.zeros_like(narrow)))
+
+    def values(self, index: Tensor) -> Tensor:
+        """Levels of the indices [N, C]; zero at zero bits."""
+        inside = index.clamp_max(self.points.shape[1] - 1).to(torch.int64)
+        narrow = self.points.gather(1, inside.T).T
+        return torch.where(self.step > 0, (index - self.half + 0.5) * self.step, narrow)
+
+
+def quantize(h: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Codes [..., C] int32 in -2^(b-1) .. 2^(b-1) - 1 and token scales [..., groups] float16 of latents h [..., C].
 
-    sigma, weight [C]: standard deviation and importance of every channel; bits [C]. Zero where a channel has no bits.
+    sigma, weight [C]: standard deviation and importance of every channel. Zero where a channel has no bits.
     """
-    coded = bits > 0
-    unit = torch.where(coded, h / torch.where(sigma > 0, sigma, torch.ones_like(sigma)), torch.zeros_like(h))
-    energy = unit.square().unflatten(-1, (groups, -1)).sum(-1)  # type: ignore[no-untyped-call]
+    coded = tables.bits > 0
+    rows = h.reshape(-1, h.shape[-1])
+    unit = torch.where(coded, rows / torch.where(sigma > 0, sigma, torch.ones_like(sigma)), torch.zeros_like(rows))
     counts = torch.unflatten(coded, -1, (groups, -1)).sum(-1).clamp_min(1)
-    rms = (energy / counts).sqrt()
+    rms = (torch.unflatten(unit.square(), -1, (groups, -1)).sum(-1) / counts).sqrt()
     price = torch.where(coded, weight * sigma.square(), torch.zeros_like(sigma))
-    best_error: Tensor | None = None
+    best = torch.full_like(rms, torch.inf)
+    best_alpha = torch.zeros_like(rms, dtype=torch.float16)
     for factor in CANDIDATES:
         alpha = (rms * factor).clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
-        codes = _nearest(unit, alpha, bits)
-        error = (unit - _unit_values(codes, alpha, bits, unit.dtype)).square() * price
+        scale = _by_channel(alpha, unit)
+        error = (unit - tables.values(tables.nearest(_divided(unit, scale))) * scale).square() * price
         total = torch.unflatten(error, -1, (groups, -1)).sum(-1)
-        if best_error is None:
-            best_error, best_alpha = total, alpha
-        else:
-            better = total < best_error
-            best_error = torch.where(better, total, best_error)
-            best_alpha = torch.where(better, alpha, best_alpha)
-    return _nearest(unit, best_alpha, bits), best_alpha
+        best_alpha = torch.where(total < best, alpha, best_alpha)
+        best = torch.minimum(total, best)
+    index = tables.nearest(_divided(unit, _by_channel(best_alpha, unit)))
+    codes = torch.where(coded, index - tables.half, torch.zeros_like(index)).to(torch.int32)
+    return codes.reshape(h.shape), best_alpha.reshape(*h.shape[:-1], groups)
 
 
-def dequantize(codes: Tensor, alpha: Tensor, sigma: Tensor, bits: Tensor) -> Tensor:
+def dequantize(codes: Tensor, alpha: Tensor, sigma: Tensor, tables: Tables) -> Tensor:
     """Latents of ``codes`` [..., C]: alpha sigma level."""
-    return _unit_values(codes, alpha, bits, sigma.dtype) * sigma
+    index = codes.reshape(-1, codes.shape[-1]).to(sigma.dtype) + tables.half
+    values = torch.where(tables.bits > 0, tables.values(index), torch.zeros_like(index)).reshape(codes.shape)
+    return values * _by_channel(alpha, sigma) * sigma
 
 
 def noise_variance(alpha: Tensor, sigma: Tensor, bits: Tensor) -> Tensor:
@@ -96,32 +144,8 @@ def _by_channel(alpha: Tensor, like: Tensor) -> Tensor:
     return alpha.to(like.dtype).repeat_interleave(size, -1)
 
 
-def _nearest(unit: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
-    scale = _by_channel(alpha, unit)
-    z = unit / torch.where(scale > 0, scale, torch.ones_like(scale))
-    codes = torch.zeros_like(unit, dtype=torch.int32)
-    for width in _widths(bits):
-        columns = bits == width
-        points = levels(width).to(unit.device, unit.dtype)
-        thresholds = (points[1:] + points[:-1]) / 2
-        codes[..., columns] = torch.bucketize(z[..., columns].contiguous(), thresholds, out_int32=True) - 2 ** (
-            width - 1
-        )
-    return codes
-
-
-def _unit_values(codes: Tensor, alpha: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    values = torch.zeros(codes.shape, dtype=dtype, device=codes.device)
-    for width in _widths(bits):
-        columns = bits == width
-        points = levels(width).to(codes.device, values.dtype)
-        values[..., columns] = points[(codes[..., columns] + 2 ** (width - 1)).to(torch.int64)]
-    return values * _by_channel(alpha, values)
-
-
-def _widths(bits: Tensor) -> list[int]:
-    found: list[int] = torch.unique(bits).tolist()
-    return [width for width in found if width > 0]
+def _divided(unit: Tensor, scale: Tensor) -> Tensor:
+    return unit / torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 def _density(x: Floats) -> Floats:

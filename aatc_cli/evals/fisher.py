@@ -1,8 +1,8 @@
 """Gradients of the loss at cached keys and values, for the loss metric of `core.transform.loss_metric`.
 
 A query reads exact tokens inside its sinks and window and, beyond them, a copy of the cached vector; the gradient of
-the log-likelihood of *sampled* tokens at that copy is g, and sum g g^T is the true Fisher matrix of the cache (labels from
-the text would give the empirical one). Positions are sampled independently given the text, so their scores are
+the log-likelihood of *sampled* tokens at that copy is g, and sum g g^T is the true Fisher matrix of the cache (labels
+from the text would give the empirical one). Positions are sampled independently given the text, so their scores are
 uncorrelated and one backward pass over their sum gives an unbiased estimate.
 """
 
