@@ -1,0 +1,1 @@
+"""The live compressed cache: packed storage, attention over it, and its life under ``generate``."""
