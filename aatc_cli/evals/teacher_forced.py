@@ -118,15 +118,6 @@ def _packed_until(window: Window, length: int, device: torch.device) -> Tensor:
     return torch.tensor([window.sinks + packed_tokens(t + 1, window) for t in range(length)], device=device)
 
 
-def check_context(length: int, limit: int | None) -> None:
-    """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
-    if limit is not None and length > limit:
-        raise AatcError(
-            f"windows of {length} tokens are longer than the model's context of {limit}",
-            f"use --length {limit} or less",
-        )
-
-
 def check_finite(logits: Tensor, name: str, window: int) -> None:
     """Raise `AatcError` naming the method, window and first position whose logits are not finite."""
     bad = ~torch.isfinite(logits).all(-1)

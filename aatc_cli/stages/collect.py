@@ -22,6 +22,7 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.fisher import fisher_pass
 from aatc_cli.models.adapter import attention_sites, non_finite
 from aatc_cli.models.capture import capture
+from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
 from aatc_cli.stages.collect_job import CollectJob, CollectSettings
@@ -61,13 +62,13 @@ def collect(
     config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_profile(profile, identity.geometry)
-    check_length(settings.length, getattr(config.get_text_config(), "max_position_embeddings", None))
+    check_length(settings.length, config)
     check_rank(settings, identity.geometry)
     drawn = draw_windows(
         mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
         bos=tokenizer.bos,
     )  # fmt: skip
-    check_tokens(drawn.tokens, config.get_text_config().vocab_size)
+    check_tokens(drawn.tokens, config)
     wanted = {
         "settings": dump(settings), "model": identity.model_dump(mode="json"),
         "texts": [record.model_dump(mode="json") for record in drawn.records],
@@ -210,25 +211,6 @@ def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:
                 f"profile {profile.name} expects {field} = {expected}, but the model has {actual}",
                 "use the profile of this model, or --model alone with --text, --samples and --length",
             )
-
-
-def check_length(length: int, limit: int | None) -> None:
-    """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
-    if limit is not None and length > limit:
-        raise AatcError(
-            f"windows of {length} tokens are longer than the model's context of {limit}",
-            f"use --length {limit} or less",
-        )
-
-
-def check_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Raise `AatcError` naming both numbers when the tokenizer gives tokens the model has no embedding for."""
-    highest = int(tokens.max())
-    if highest >= vocabulary:
-        raise AatcError(
-            f"the tokenizer gives token {highest}, but the model has embeddings for {vocabulary} tokens only",
-            "the tokenizer and the model do not belong together: fetch the model again",
-        )
 
 
 def check_rank(settings: CollectSettings, geometry: Geometry) -> None:

@@ -17,8 +17,9 @@ from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
 from aatc_cli.evals.scores import Scores, score_windows
-from aatc_cli.evals.teacher_forced import Method, check_context
+from aatc_cli.evals.teacher_forced import Method
 from aatc_cli.models.adapter import attention_sites
+from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
 from aatc_cli.profiles import Recipe
 from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
@@ -78,7 +79,7 @@ def evaluate(
     _check(settings, subjects)
     config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
-    check_context(settings.length, getattr(config.get_text_config(), "max_position_embeddings", None))
+    check_length(settings.length, config)
     for subject in subjects:
         if subject.plan:
             require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
@@ -87,6 +88,7 @@ def evaluate(
         windows = consecutive_windows(
             text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos
         )
+        check_tokens(windows.tokens, config)
         frames.append(_Frame(identity, settings, options, windows, tokenizer.bos is not None))
     model: Any = None
     results: list[Evaluation] = []

@@ -19,7 +19,8 @@ from aatc_cli.profiles import ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.files import Plan, Run, open_plan
 
-_BARS = " ▁▂▃▄▅▆▇█"
+# the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
+_BARS = "·▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)

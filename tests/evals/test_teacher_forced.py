@@ -12,7 +12,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec, TransformCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, check_context, check_finite, method_logits
+from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model
@@ -175,10 +175,7 @@ def test_a_foreign_rotation_is_refused(tiny_llama, monkeypatch):
         method_logits(model, attention_sites(model), method, tokens_of(32), 0)
 
 
-def test_limits_are_named():
-    with pytest.raises(AatcError, match=r"600 tokens .* context of 512"):
-        check_context(600, 512)
-    check_context(512, 512)
+def test_the_place_of_a_bad_logit_is_named():
     logits = torch.zeros(5, 3)
     logits[3, 1] = float("nan")
     with pytest.raises(AatcError, match=r"paper-2: .* window 7, scored position 3"):

@@ -96,7 +96,7 @@ def test_plan(base_run: Path) -> None:
     assert all(len(row[4]) == 17 for row in rows[:8])
     # every width that occurs shows, and no other
     for row, site in zip(rows, inspection.data["sites"], strict=False):
-        assert [bits for bits, bar in enumerate(row[4]) if bar != " "] == sorted(site["histogram"])
+        assert [bits for bits, bar in enumerate(row[4]) if bar != "·"] == sorted(site["histogram"])
     total = next(row for row in rows if row[0] == "total")
     causes = rows[8 : rows.index(total)]
     assert (
