@@ -15,8 +15,9 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run ``aatc``. Exit codes: 0 done, 1 failed or check differs, 2 usage, 130 interrupted."""
-    # transformers shows a bar of its own for .gguf files; ours is on stderr already
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    if not sys.stderr.isatty():
+        # bars of other libraries (a .gguf file being read, a download) would fill a log with carriage returns
+        os.environ.setdefault("TQDM_DISABLE", "1")
     from aatc_cli.cli import app
     from aatc_cli.errors import AatcError
 

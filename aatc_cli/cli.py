@@ -430,16 +430,37 @@ def _print_evaluations(results: list, json: bool) -> None:  # type: ignore[type-
     if json:
         print_json([evaluation.model_dump(mode="json") for evaluation in results])
         return
-    columns = ["method", "text", "bits", "effective", "ratio", "KL", "+-", "KL p99", "top-1", "NLL", "perplexity"]
+    columns = [
+        "method",
+        "text",
+        "bits",
+        "effective",
+        "ratio",
+        "KL (nats)",
+        "KL p99",
+        "top-1",
+        "NLL (nats)",
+        "perplexity",
+    ]
     rows = []
     for e in results:
         method = e.recipe if e.budget is None else f"{e.recipe}-{e.budget}"
-        numbers = [e.bits, e.bits_effective, e.ratio, e.kl_mean, e.kl_stderr, e.kl_p99, e.top1, e.nll, e.perplexity]
-        rows.append([method, e.text] + ["" if value is None else f"{value:.4g}" for value in numbers])
+        sizes = [f"{value:.4g}" for value in (e.bits, e.bits_effective, e.ratio)]
+        pairs = ((e.kl_mean, e.kl_stderr), (e.kl_p99, None), (e.top1, e.top1_stderr), (e.nll, e.nll_stderr))
+        perplexity = _with_error(e.perplexity, e.perplexity_stderr)
+        rows.append([method, e.text, *sizes, *(_with_error(*pair) for pair in pairs), perplexity])
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
     if any(e.distortion for e in results):
         columns = ["plan", "side", "bits", "layers", "measured / predicted: min", "median", "max"]
         rows = [row for e in results for row in _distortion_rows(e)]
     print_table("evaluations", columns, rows)
+
+
+def _with_error(mean: float | None, stderr: float | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:.3g}" if stderr is None else f"{mean:.3g} ± {stderr:.2g}"
 
 
 def _distortion_rows(evaluation: object) -> list[list[str]]:

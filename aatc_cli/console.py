@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 # names of files and texts are printed as they are: brackets and colons in them are no markup
@@ -49,6 +57,17 @@ class Ticker:
         self._progress.update(self._task, advance=steps, description=text) if text else self._progress.update(
             self._task, advance=steps
         )
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """A spinner with the time passed, for work whose steps cannot be counted; nothing without a terminal."""
+    if not log.is_terminal:
+        yield
+        return
+    with Progress(SpinnerColumn(), TextColumn(text), TimeElapsedColumn(), console=log, transient=True) as bar:
+        bar.add_task(text, total=None)
+        yield
 
 
 @contextmanager

@@ -59,6 +59,7 @@ def test_quality_is_what_the_method_gives_on_this_model(kl):
     assert 0 < kl["fp16-None"].kl_mean < 1e-6
     assert kl["fp16-None"].top1 > 0.998
     assert 0.8 < kl["paper-2"].top1 < 0.97
+    assert kl["paper-2"].top1_stderr is None  # one window
 
 
 def test_the_reference_is_a_language_model_that_works(kl):

@@ -61,6 +61,7 @@ class Evaluation(Settings):
     kl_stderr: float | None = None
     kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
     top1: float | None = Field(None, description="share of positions with the reference's most likely token")
+    top1_stderr: float | None = None
     nll: float | None = Field(None, description="negative log-likelihood, nats per token")
     nll_stderr: float | None = None
     nll_reference: float | None = None

@@ -29,15 +29,17 @@ class Scores:
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, float | None]:
-        """kl_mean, kl_stderr over windows, kl_p99 over positions, top1."""
+        """Mean KL and top-1 agreement with standard errors over windows, and kl_p99 over positions."""
         mean, stderr = mean_and_stderr([float(kl.mean()) for kl in self.kl])
+        top1, top1_stderr = mean_and_stderr([float(agree.to(torch.float64).mean()) for agree in self.agree])
         everything = torch.cat(self.kl).to(torch.float64)
         index = int(0.99 * (everything.numel() - 1))
         return {
             "kl_mean": mean,
             "kl_stderr": stderr,
             "kl_p99": float(everything.sort().values[index]),
-            "top1": float(torch.cat(self.agree).to(torch.float64).mean()),
+            "top1": top1,
+            "top1_stderr": top1_stderr,
         }
 
     def nll_summary(self) -> dict[str, float | None]:

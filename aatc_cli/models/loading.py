@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -186,9 +187,10 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 
 def quiet_transformers() -> None:
-    """Keep transformers' own progress bars and advice off stderr, where this tool writes its log."""
+    """Keep transformers' own advice off stderr, where this tool writes its log, and its bars where no one watches."""
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"transformers\..*")
 

@@ -69,6 +69,11 @@ def percent(share: float | None) -> str:
     return number(share) if share is None else f"{number(100 * share)} %"
 
 
+def percent_with_error(share: float | None, stderr: float | None) -> str:
+    """A mean share as a percentage with its standard error in points, or alone when there is none."""
+    return percent(share) if share is None or stderr is None else f"{number(100 * share)} ± {number(100 * stderr)} %"
+
+
 def size(count: int) -> str:
     """Bytes in decimal units: ``184 MB``."""
     for unit, scale in _UNITS:
@@ -110,7 +115,7 @@ def _quality_cells(row: QualityRow, *, strong: bool, stale: bool) -> dict[str, C
         "ratio": f"{number(e.ratio)}x",
         "KL (nats)": spread(row.value("kl_mean"), row.value("kl_stderr")),
         "KL p99": number(row.value("kl_p99")),
-        "top-1": percent(row.value("top1")),
+        "top-1": percent_with_error(row.value("top1"), row.value("top1_stderr")),
         "NLL (nats)": spread(nll, row.value("nll_stderr")),
         "ΔNLL": signed(None if nll is None or reference is None else nll - reference),
         "perplexity": perplexity,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aatc_cli.artifact import Manifest, replace_directory, unchanged
 from aatc_cli.config import Geometry
-from aatc_cli.console import Ticker, progress, say
+from aatc_cli.console import Ticker, progress, say, working
 from aatc_cli.core import Side
 from aatc_cli.core.stats import sample_rows
 from aatc_cli.errors import AatcError, UsageError
@@ -59,15 +59,17 @@ def collect(
     Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with others.
     """
     target, partial = run.stats(name), run.root / f".{name}.partial"
-    config, tokenizer = load_config(source), load_tokenizer(source)
+    with working(f"opening {source.name}"):
+        config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_profile(profile, identity.geometry)
     check_length(settings.length, config)
     check_rank(settings, identity.geometry)
-    drawn = draw_windows(
-        mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
-        bos=tokenizer.bos,
-    )  # fmt: skip
+    with working("reading and tokenizing the text"):
+        drawn = draw_windows(
+            mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
+            bos=tokenizer.bos,
+        )  # fmt: skip
     check_tokens(drawn.tokens, config)
     wanted = {
         "settings": dump(settings), "model": identity.model_dump(mode="json"),
@@ -81,7 +83,8 @@ def collect(
         if options.force:
             shutil.rmtree(partial, ignore_errors=True)
         unchanged(partial, "stats", wanted, force=False)
-        model = load_model(source, device=options.device, dtype=options.dtype)
+        with working(f"loading {source.name}"):
+            model = load_model(source, device=options.device, dtype=options.dtype)
         sites = attention_sites(model)
         job = CollectJob(
             settings, identity, drawn.records, sites, options.device,

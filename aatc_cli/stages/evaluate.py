@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aatc_cli.artifact import ModelIdentity, require_model
-from aatc_cli.console import progress, say
+from aatc_cli.console import progress, say, working
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec, TransformCodec
 from aatc_cli.errors import UsageError
@@ -77,7 +77,8 @@ def evaluate(
     plan is of another model, `AatcError` for text or windows that cannot be used.
     """
     _check(settings, subjects)
-    config, tokenizer = load_config(source), load_tokenizer(source)
+    with working(f"opening {source.name}"):
+        config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_length(settings.length, config)
     for subject in subjects:
@@ -96,7 +97,8 @@ def evaluate(
         found = {subject.name: frame.existing(run, subject) for subject in subjects}
         missing = [subject for subject in subjects if found[subject.name] is None]
         if missing and model is None:
-            model = load_model(source, device=options.device, dtype=options.dtype)
+            with working(f"loading {source.name}"):
+                model = load_model(source, device=options.device, dtype=options.dtype)
         results += _fill(run, frame, model, subjects, missing, found)
     return results
 

@@ -43,6 +43,8 @@ def test_scores_equal_the_definitions(tiny_llama):
     assert summary["kl_mean"] == pytest.approx(float(means.mean()), rel=1e-4)
     assert summary["kl_stderr"] == pytest.approx(float(means.std() / math.sqrt(3)), rel=1e-3)
     assert summary["top1"] == pytest.approx(float(torch.cat(agreements).mean()))
+    shares = torch.stack([agree.mean() for agree in agreements])
+    assert summary["top1_stderr"] == pytest.approx(float(shares.std() / math.sqrt(3)))
     quantile = float(torch.quantile(torch.cat(kls), 0.99))
     assert summary["kl_p99"] == pytest.approx(quantile, rel=0.1)
     assert nll["nll"] == pytest.approx(float(torch.stack(nlls).mean()), rel=1e-5)

@@ -65,7 +65,8 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
                     torch.zeros(channels, dtype=torch.uint8),
                     torch.tensor(decay),
                 )
-                write_site(writer, layer, side, codec, torch.tensor(rng.lognormal(0, 0.5, channels)))
+                weight = torch.tensor(rng.lognormal(0, 0.5, channels))
+                write_site(writer, layer, side, codec, weight, torch.zeros_like(weight))
         return writer.commit(settings={"transform": "whiten"}, model=model, texts=texts).digest
 
 
