@@ -1,0 +1,261 @@
+"""Loss gradients at the cache: against finite differences through another attention, and against the exact Fisher."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aatc_cli.config import Window
+from aatc_cli.evals.fisher import fisher_pass
+from aatc_cli.models.adapter import attention_sites
+from aatc_cli.models.attention import attention_override
+from aatc_cli.models.loading import find_model, load_model
+from aatc_cli.profiles import TextMixture
+from aatc_cli.stages import collect as collect_stage
+from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.files import Run
+
+WINDOW = Window(sinks=1, recent=4, flush=2)
+LENGTH, FIRST_READER = 40, 5  # query 5 is the first whose cache of 6 is more than sinks and window hold
+PACKED = range(1, 37)  # 35 tokens beyond sinks and window, in blocks of two
+
+
+def double(path):
+    """The model in float64 throughout: its own norms compute in float32, too coarse for finite differences."""
+    model = load_model(find_model(str(path))).double()
+
+    def normalise(module, inputs, output):
+        [x] = inputs
+        return module.weight * x / (x.square().mean(-1, keepdim=True) + module.variance_epsilon).sqrt()
+
+    norms = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    assert len(norms) >= 2 * model.config.num_hidden_layers + 1
+    for module in norms:
+        module.register_forward_hook(normalise)
+    return model, attention_sites(model)
+
+
+def some_tokens(model, length=LENGTH, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, min(model.config.vocab_size, 250), (1, length), generator=generator)
+
+
+def packed_count(cached: int) -> int:
+    """The window rule, as the paper tells it: blocks leave while more than the window is left."""
+    packed = 0
+    while cached - WINDOW.sinks - packed > WINDOW.recent:
+        packed += WINDOW.flush
+    return packed
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE by complex numbers: dimension d and d + D/2 are one of them. x [B, H, T, D], tables [B, T, D]."""
+    half = x.shape[-1] // 2
+    turn = torch.complex(cos, sin)[:, None, :, :half]
+    z = torch.complex(x[..., :half], x[..., half:]) * turn
+    return torch.cat((z.real, z.imag), -1)
+
+
+def read_with(shifts):
+    """Attention whose far tokens are read as cached vector + shifts[layer, side] [T, C]; one softmax, no tiles."""
+
+    def attend(inputs):
+        length, dim = inputs.query.shape[2:]
+        layer = inputs.site.layer
+        far = torch.tensor(
+            [[0 <= i - WINDOW.sinks < packed_count(t + 1) for i in range(length)] for t in range(length)]
+        )
+
+        def copy(exact, side, table):
+            shift = shifts.get((layer, side))
+            if shift is None:
+                return exact
+            by_head = shift.reshape(1, length, -1, dim).transpose(1, 2)
+            return exact + (rotated(by_head, inputs.cos, inputs.sin) if side == "k" else by_head)
+
+        repeats = inputs.query.shape[1] // inputs.key.shape[1]
+        key, k_copy, value, v_copy = (
+            x.repeat_interleave(repeats, 1)
+            for x in (inputs.key, copy(inputs.key, "k", inputs), inputs.value, copy(inputs.value, "v", inputs))
+        )
+        scores = torch.where(far, inputs.query @ k_copy.mT, inputs.query @ key.mT) * inputs.scaling
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        a = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+        return (a * far) @ v_copy + (a * ~far) @ value
+
+    return attend
+
+
+def logits_with(model, sites, tokens, shifts) -> torch.Tensor:
+    """Logits [P, V] of the positions that read packed tokens."""
+    with attention_override(model, sites, read_with(shifts)):
+        return model(input_ids=tokens, use_cache=False).logits[0, FIRST_READER:]
+
+
+def gradients(model, sites, tokens, seed=0) -> dict:
+    found = {}
+    generator = torch.Generator().manual_seed(seed)
+    fisher_pass(model, sites, tokens, WINDOW, generator, lambda layer, side, g: found.update({(layer, side): g}))
+    return found
+
+
+def labels_of(model, tokens, seed=0) -> torch.Tensor:
+    """What the pass samples with this seed: one token per reading position, from the model's own distribution."""
+    with torch.no_grad():
+        logits = model(input_ids=tokens, use_cache=False).logits[:, FIRST_READER:].flatten(0, 1)
+    return torch.multinomial(logits.float().softmax(-1), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2", "tiny_qwen3"])
+def test_same_as_finite_differences(family, request):
+    """One token's packed copy moves, later layers' caches with it; q, k and v biases and key norms included."""
+    model, sites = double(request.getfixturevalue(family))
+    tokens = some_tokens(model)
+    found, labels = gradients(model, sites, tokens, seed=3), labels_of(model, tokens, seed=3)
+    assert set(found) == {(layer, side) for layer in range(4) for side in "kv"}
+    channels, size = found[0, "k"].shape[1], 1e-5
+    directions = torch.Generator().manual_seed(1)
+
+    def log_likelihood(layer, side, shift) -> float:
+        with torch.no_grad():
+            logits = logits_with(model, sites, tokens, {(layer, side): shift})
+        return float(logits.log_softmax(-1).gather(1, labels[:, None]).sum())
+
+    for layer in (0, 2, 3):
+        for side in "kv":
+            for token in (1, 2, 17, 36):
+                shift = torch.zeros(LENGTH, channels, dtype=torch.float64)
+                shift[token] = torch.randn(channels, generator=directions, dtype=torch.float64)
+                up, down = (log_likelihood(layer, side, sign * size * shift) for sign in (1, -1))
+                # the pass minimises the negative log-likelihood, in float32 logits
+                expected, scale = -(up - down) / (2 * size), float(found[layer, side][token].norm())
+                assert scale > 1e-6
+                actual = float((found[layer, side] * shift).sum())
+                assert actual == pytest.approx(expected, rel=1e-4, abs=1e-4 * scale), (layer, side, token)
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
+def test_tokens_that_are_never_read_packed_have_no_gradient(family, request):
+    model, sites = double(request.getfixturevalue(family))
+    for gradient in gradients(model, sites, some_tokens(model)).values():
+        read = gradient.abs().sum(1) > 0
+        assert read.nonzero()[:, 0].tolist() == list(PACKED)
+
+
+def test_short_windows_have_no_gradient_at_all(tiny_llama):
+    model, sites = double(tiny_llama)
+    found = gradients(model, sites, some_tokens(model, length=FIRST_READER))
+    assert len(found) == 8
+    assert all(float(gradient.abs().max()) == 0 for gradient in found.values())
+
+
+@pytest.fixture(scope="module")
+def small(new_model, tmp_path_factory):
+    """Two layers and a vocabulary of 12, so that the Jacobian of all logits is small."""
+    path = tmp_path_factory.mktemp("models") / "small"
+    model, sites = double(new_model(path, num_hidden_layers=2, vocab_size=12, eos_token_id=1))
+    return model, sites, some_tokens(model, length=24, seed=5)
+
+
+def exact_fisher(model, sites, tokens, site) -> torch.Tensor:
+    """sum_i sum_t J_ti^T (diag p_t - p_t p_t^T) J_ti, from the Jacobian of the logits at a packed copy. -> [C, C]."""
+    shift = torch.zeros(tokens.shape[1], 32, dtype=torch.float64, requires_grad=True)
+    logits = logits_with(model, sites, tokens, {site: shift})
+    positions, vocabulary = logits.shape
+    eye = torch.eye(positions * vocabulary, dtype=torch.float64).reshape(-1, positions, vocabulary)
+    [jacobian] = torch.autograd.grad(logits, shift, eye, is_grads_batched=True)
+    jacobian = jacobian.reshape(positions, vocabulary, tokens.shape[1], 32)
+    p = logits.detach().softmax(-1)
+    spread = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return torch.einsum("tvic,tvw,twid->cd", jacobian, spread, jacobian)
+
+
+@pytest.mark.parametrize("site", [(0, "k"), (0, "v"), (1, "k"), (1, "v")], ids=lambda site: f"{site[1]}{site[0]}")
+def test_mean_over_labels_is_the_exact_fisher(small, site):
+    """Draws of labels as rows of a batch; errors are held to the spread of the draws themselves.
+
+    The mean of n draws differs from its expectation by sqrt(V / n) in Frobenius norm, V the summed variance of the
+    entries; the seeds are fixed, and twice that is far outside of what they leave.
+    """
+    model, sites, tokens = small
+    draws, found = 400, []
+    for seed in range(3):
+        batch = gradients(model, sites, tokens.expand(draws, -1), seed)[site].double().reshape(draws, -1, 32)
+        found.append(torch.einsum("nic,nid->ncd", batch, batch))
+    samples = torch.cat(found)
+    exact, mean = exact_fisher(model, sites, tokens, site), samples.mean(0)
+    traces = samples.diagonal(dim1=1, dim2=2).sum(-1)
+    error = float(traces.std() / len(samples) ** 0.5)
+    assert abs(float(traces.mean() - exact.trace())) < 4 * error
+    noise = float((samples.var(0).sum() / len(samples)).sqrt())
+    assert float((mean - exact).norm()) < 2 * noise
+    # the bounds mean something: a factor, or labels that are not the model's own, would be seen
+    assert error < 0.05 * float(exact.trace())
+    assert noise < 0.2 * float(exact.norm())
+
+
+def test_a_batch_is_its_rows(small):
+    """Rows of a batch do not see each other: with the same labels a row's gradient is that of the row alone."""
+    model, sites, tokens = small
+    other = some_tokens(model, length=24, seed=6)
+    both = gradients(model, sites, torch.cat((tokens, other)), seed=7)
+    alone = gradients(model, sites, tokens, seed=7)
+    assert torch.equal(labels_of(model, torch.cat((tokens, other)), 7)[:19], labels_of(model, tokens, 7))
+    for site, gradient in alone.items():
+        torch.testing.assert_close(both[site][:24], gradient, rtol=1e-5, atol=1e-7)
+        assert both[site].shape == (48, 32)
+
+
+def test_the_model_is_left_as_it_was(tiny_llama):
+    model, sites = double(tiny_llama)
+    parameters = list(model.parameters())
+    parameters[1].requires_grad_(False)
+    before = [(parameter.requires_grad, parameter.detach().clone()) for parameter in parameters]
+    implementation = model.config._attn_implementation
+    gradients(model, sites, some_tokens(model))
+
+    def stop(layer, side, gradient):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fisher_pass(model, sites, some_tokens(model), WINDOW, torch.Generator(), stop)
+    for parameter, (required, value) in zip(parameters, before, strict=True):
+        assert parameter.requires_grad == required
+        assert parameter.grad is None
+        assert torch.equal(parameter, value)
+    assert model.config._attn_implementation == implementation
+
+
+def test_labels_follow_the_seed(tiny_llama):
+    model, sites = double(tiny_llama)
+    one, again, other = (gradients(model, sites, some_tokens(model), seed) for seed in (1, 1, 2))
+    assert torch.equal(one[1, "k"], again[1, "k"])
+    assert not torch.allclose(one[1, "k"], other[1, "k"], rtol=0.1)
+
+
+def collected_seeds(monkeypatch, path, corpus, folder, seed) -> list[int]:
+    seeds = []
+
+    def record(model, sites, tokens, window, generator, on_gradient):
+        seeds.append(generator.initial_seed())
+        return fisher_pass(model, sites, tokens, window, generator, on_gradient)
+
+    monkeypatch.setattr(collect_stage, "fisher_pass", record)
+    settings = CollectSettings(samples=3, length=48, rows=32, seed=seed, fisher=3, window=WINDOW)
+    mixture = TextMixture(sources=[str(corpus)], samples=3, length=48)
+    collect_stage.collect(
+        Run(folder), "stats", find_model(str(path)), mixture, settings, collect_stage.CollectOptions()
+    )
+    return seeds
+
+
+def test_every_window_of_a_calibration_samples_its_own_labels(monkeypatch, tiny_llama, corpus, tmp_path):
+    """Window w of seed s draws from a generator of its own, whatever other windows or seeds there are."""
+    first = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "a", 0)
+    second = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "b", 1)
+    assert len(first) == len(second) == 3
+    assert len({*first, *second}) == 6
+    assert first == [0, 1, 2]
+    assert second == [1_000_003, 1_000_004, 1_000_005]
+    draws = {tuple(torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()) for seed in first}
+    assert len(draws) == 3
