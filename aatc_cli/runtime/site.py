@@ -25,9 +25,11 @@ class SiteCodec:
         self.channels = codec.groups * int(codec.encode.shape[1])
         self.plan: PackPlan = pack_plan(codec.bits.tolist(), flush, codec.encode.device)
         order, size = self.plan.order, int(codec.encode.shape[1])
-        unit = codec.variance.sqrt() if codec.quantizer == "lloyd" else codec.scale
-        if codec.quantizer != "lloyd":
-            unit = unit * torch.exp2(1.0 - codec.bits.to(unit.dtype))
+        self.tables: lloyd.Tables | None = None
+        if codec.quantizer == "lloyd":
+            self.tables, unit = lloyd.Tables.of(codec.bits[order], codec.variance), codec.variance.sqrt()
+        else:
+            unit = codec.scale * torch.exp2(1.0 - codec.bits.to(codec.scale.dtype))
         by_channel = (unit[:, None] * codec.decode.flatten(0, 1))[order]
         self.columns = [(order // size == group).nonzero().flatten() for group in range(codec.groups)]
         self.rows = [by_channel[columns] for columns in self.columns]
@@ -57,7 +59,7 @@ class SiteCodec:
 
     def keys(self, data: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
         """Keys before RoPE of packed rows [b, n, row_bytes], bias included, in ``dtype``. -> [b, n, C]."""
-        units = self._units(unpack_keys(data, self.plan, self._unpacked), -1)
+        units = self._units(unpack_keys(data, self.plan, self.dtype))
         parts = [
             (units.index_select(-1, columns) if self.groups > 1 else units) @ rows * alpha[:, group, :, None]
             for group, (columns, rows) in enumerate(zip(self.columns, self.rows, strict=True))
@@ -66,8 +68,8 @@ class SiteCodec:
 
     def value_latents(self, data: Tensor) -> list[Tensor]:
         """Unscaled latents of packed blocks [b, blocks, block_bytes], one tensor [b, n, A_g] per head group."""
-        units = self._units(unpack_values(data, self.plan, self._unpacked), -2)
-        by_token = units.transpose(-1, -2).flatten(1, 2)
+        codes = unpack_values(data, self.plan, self.dtype).transpose(-1, -2)
+        by_token = self._units(codes.flatten(1, 2))
         return [by_token.index_select(-1, columns) if self.groups > 1 else by_token for columns in self.columns]
 
     def values(self, weighted: list[Tensor], weights: Tensor) -> Tensor:
@@ -84,18 +86,8 @@ class SiteCodec:
         out = torch.cat(parts, 1)
         return out if self.bias is None else out + weights * self.bias.to(out.dtype).view(heads, 1, dim)
 
-    @property
-    def _unpacked(self) -> torch.dtype:
-        return torch.int32 if self.codec.quantizer == "lloyd" else self.dtype
-
-    def _units(self, codes: Tensor, axis: int) -> Tensor:
-        """Codes as multiples of the channel's unit: themselves, or the levels of a unit normal."""
-        if self.codec.quantizer != "lloyd":
+    def _units(self, codes: Tensor) -> Tensor:
+        """Codes [b, n, A] as multiples of the channel's unit: themselves, or the levels of a unit normal."""
+        if self.tables is None:
             return codes
-        parts = [
-            lloyd.levels(run.width).to(codes.device, self.dtype)[
-                codes.narrow(axis, run.start, run.stop - run.start).to(torch.int64) + (1 << (run.width - 1))
-            ]
-            for run in self.plan.classes
-        ]
-        return torch.cat(parts, axis) if parts else codes.to(self.dtype)
+        return self.tables.values((codes + self.tables.half).flatten(0, 1)).view(codes.shape)

@@ -1,0 +1,98 @@
+"""Which sequences of a batch have cached equally many tokens, and what a forward pass adds to each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aatc_cli.config import Window
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import AatcError
+from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.store import LayerStore
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What all caches of one model and plan share: codecs per layer (key, value), window, dtype, context, byte law."""
+
+    sites: tuple[tuple[SiteCodec, SiteCodec], ...]
+    window: Window
+    dtype: torch.dtype
+    limit: int | None
+    layout: CacheLayout
+
+
+@dataclass
+class Group:
+    """Sequences ``rows`` of the batch with ``length`` tokens each, the first of them at position ``offset``."""
+
+    rows: list[int]
+    offset: int
+    length: int
+    stores: list[LayerStore]
+
+    def select(self, places: list[int], rows: list[int]) -> Group:
+        """The sequences at ``places`` of this group, as rows ``rows``, in stores of their own."""
+        index = torch.tensor(places)
+        return Group(rows, self.offset, self.length, [store.select(index) for store in self.stores])
+
+
+@dataclass
+class Step:
+    """One forward pass: new tokens per group, and with recording what it takes to undo it."""
+
+    width: int
+    counts: list[int]
+    before: list[list[LayerStore]]
+    given: list[tuple[Tensor, Tensor]]
+
+
+def new_tokens(groups: list[Group], columns: int, mask: Tensor | None, width: int) -> list[int]:
+    """Real tokens among the ``width`` new columns of every row, from the mask of all columns."""
+    batch = sum(len(group.rows) for group in groups)
+    if mask is None:
+        if any(group.length != columns for group in groups):
+            raise AatcError("this cache holds a left-padded batch", "pass its attention_mask of all tokens so far")
+        return [width] * batch
+    real = mask.to("cpu", torch.bool)
+    if real.shape != (batch, columns + width):
+        raise AatcError(
+            f"the attention mask is of shape {list(real.shape)}, "
+            f"the cache and the new tokens of [{batch}, {columns + width}]",
+            "pass the mask of all tokens so far, padding included",
+        )
+    past = real[:, :columns].sum(1).tolist()
+    holes = bool((real[:, :-1] & ~real[:, 1:]).any())
+    if holes or any(past[row] != group.length for group in groups for row in group.rows):
+        raise AatcError("the attention mask has gaps, or differs from the one given before", "pad on the left only")
+    return [int(count) for count in real[:, columns:].sum(1).tolist()]
+
+
+def starts_of(positions: Tensor, counts: list[int], width: int) -> list[int]:
+    """Position of every row's first new token; raises `AatcError` when its positions do not follow one another."""
+    table = positions.to("cpu").expand(len(counts), width)
+    starts = []
+    for row, count in enumerate(counts):
+        span = table[row, width - count :]
+        if count and not torch.equal(span, span[0] + torch.arange(count)):
+            raise AatcError(f"the positions of sequence {row} do not follow one another", "leave out position_ids")
+        starts.append(int(span[0]) if count else 0)
+    return starts
+
+
+def alike(group: Group, counts: list[int], starts: list[int]) -> dict[tuple[int, int], list[int]]:
+    """Places in the group by (new tokens, position of the first token); raises `AatcError` on a jump in position."""
+    parts: dict[tuple[int, int], list[int]] = {}
+    for place, row in enumerate(group.rows):
+        offset = starts[row] - group.length if counts[row] else group.offset
+        if group.length and offset != group.offset:
+            raise AatcError(
+                f"sequence {row} goes on at position {starts[row]}, "
+                f"its cache ends at {group.offset + group.length - 1}",
+                "leave out position_ids, or begin a new cache",
+            )
+        parts.setdefault((counts[row], offset), []).append(place)
+    return parts

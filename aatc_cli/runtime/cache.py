@@ -1,0 +1,241 @@
+"""The compressed cache of a whole model under ``generate``: batches, padding, beams, taking steps back.
+
+Rows of a batch that have cached equally many tokens share one store per layer; a left-padded batch is a few such
+groups. Padding is never stored, never a sink, and costs nothing. A prompt attends to itself exactly and is packed
+afterwards; every later token is stored first and attends then, as the window rule has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aatc_cli.errors import AatcError
+from aatc_cli.models.cache_hooks import CacheCall
+from aatc_cli.runtime.attention import Tables, cached_attention
+from aatc_cli.runtime.batch import CacheSpec, Group, Step, alike, new_tokens, starts_of
+from aatc_cli.runtime.store import LayerStore
+
+# rotation tables of one forward pass that are kept for the next layers
+_TABLES = 64
+
+
+class CompressedState:
+    """The contents of one compressed cache; implements `models.compressed.CacheState`."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+        self.columns = 0
+        self.batch = -1
+        self.recording = False
+        self.groups: list[Group] = []
+        self._step: Step | None = None
+        self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every live tensor by name; without a recorded step they are all the bytes there are."""
+        return {
+            f"groups.{g}.layers.{layer}.{name}": tensor
+            for g, group in enumerate(self.groups)
+            for layer, store in enumerate(group.stores)
+            for name, tensor in store.tensors().items()
+        }
+
+    def bytes_live(self) -> int:
+        """Bytes of the live tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def bytes_predicted(self) -> int:
+        """What the byte law says, with sinks and window in the model's dtype; padding counts as nothing."""
+        share = self.spec.dtype.itemsize / 2
+        total = 0.0
+        for group in self.groups:
+            parts = self.spec.layout.breakdown(group.length, len(group.rows))
+            total += sum(count * (share if cause in ("sinks", "window") else 1) for cause, count in parts.items())
+        return round(total)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the sequences ``rows``, in this order, repeats allowed."""
+        wanted: list[int] = rows.tolist()
+        self._step = None
+        if wanted == list(range(self.batch)):
+            return
+        groups = []
+        for group in self.groups:
+            place = {row: index for index, row in enumerate(group.rows)}
+            new = [index for index, row in enumerate(wanted) if row in place]
+            if new:
+                groups.append(group.select([place[wanted[index]] for index in new], new))
+        self.groups, self.batch = groups, len(wanted)
+
+    def crop(self, count: int) -> None:
+        """Forget the ``count`` latest tokens of every sequence.
+
+        A recorded step is undone exactly, as if its last tokens had never come. Otherwise only tokens that are still
+        exact can go: those behind them stay packed. Raises `AatcError` when more is asked for, with nothing changed.
+        """
+        step, self._step = self._step, None
+        if count == 0:
+            return
+        if step is not None and step.before and all(count <= new for new in step.counts):
+            for group, new, before in zip(self.groups, step.counts, step.before, strict=True):
+                group.length -= count
+                for store, (keys, values) in zip(before, step.given, strict=True):
+                    kept = slice(step.width - new, step.width - count)
+                    store.append(keys[group.rows, kept], values[group.rows, kept])
+                group.stores = before
+        else:
+            room = min((group.length - self._least(group) for group in self.groups), default=0)
+            if count > room:
+                raise AatcError(
+                    f"cannot take back {count} tokens: only the latest {room} are still exact, the rest is packed",
+                    "copy the cache before the tokens you may want to take back, or begin a new one",
+                )
+            for group in self.groups:
+                group.length -= count
+                for store in group.stores:
+                    store.drop(count)
+        self.columns -= count
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.groups, self.columns, self.batch, self._step = [], 0, -1, None
+
+    @torch.no_grad()
+    def attend(self, call: CacheCall) -> Tensor:
+        """Attention of one layer, whose new tokens enter the store. -> [B, Hq, q, D], zero at padding."""
+        layer = call.site.layer
+        if layer == 0:
+            self._begin(call)
+        step = self._step
+        assert step is not None
+        if self.recording:
+            for before, group in zip(step.before, self.groups, strict=True):
+                before.append(group.stores[layer].snapshot())
+            step.given.append((call.k_rows, call.v_rows))
+        if len(self.groups) == 1 and step.counts[0] == step.width:
+            out = self._attend_group(call, self.groups[0])
+        else:
+            out = torch.zeros_like(call.query)
+            for group, count in zip(self.groups, step.counts, strict=True):
+                if count:
+                    out[group.rows, :, step.width - count :] = self._attend_group(_part(call, group.rows, count), group)
+        if layer == len(self.spec.sites) - 1:
+            self._tables.clear()
+            self._step = step if self.recording else None
+        return out
+
+    def _attend_group(self, call: CacheCall, group: Group) -> Tensor:
+        store, count = group.stores[call.site.layer], call.query.shape[2]
+        lead = max(call.prompt, 1) if self.recording else count
+        out = [self._attend_lead(call, group, store, lead)]
+        for place in range(lead, count):
+            store.append(call.k_rows[:, place : place + 1], call.v_rows[:, place : place + 1])
+            out.append(self._attend_stored(call, group, store, place))
+        return out[0] if len(out) == 1 else torch.cat(out, 2)
+
+    def _attend_lead(self, call: CacheCall, group: Group, store: LayerStore, lead: int) -> Tensor:
+        """The first ``lead`` queries: a prompt, exact among itself, or one step."""
+        rows = (call.k_rows[:, :lead], call.v_rows[:, :lead])
+        if lead == 1 and store.tokens:
+            store.append(*rows)
+            return self._attend_stored(call, group, store, 0)
+        query, key, value = (x[:, :, :lead] for x in (call.query, call.key, call.value))
+        if store.tokens == 0:
+            out = _causal(query, key, value, call.scaling, call.sliding_window)
+        else:
+            out = cached_attention(
+                query, store, self._rotation(call, group), call.scaling, sliding_window=call.sliding_window,
+                fresh=(key, value),
+            )  # fmt: skip
+        store.append(*rows)
+        return out
+
+    def _attend_stored(self, call: CacheCall, group: Group, store: LayerStore, place: int) -> Tensor:
+        query = call.query[:, :, place : place + 1]
+        tables = self._rotation(call, group)
+        return cached_attention(query, store, tables, call.scaling, sliding_window=call.sliding_window)
+
+    def _rotation(self, call: CacheCall, group: Group) -> Tables:
+        def tables(first: int, count: int) -> tuple[Tensor, Tensor]:
+            name = (id(call.rotation), group.offset + first, count)
+            if name not in self._tables:
+                if len(self._tables) >= _TABLES:
+                    self._tables.pop(next(iter(self._tables)))
+                span = torch.arange(group.offset + first, group.offset + first + count, device=call.query.device)
+                self._tables[name] = call.rotation(span)
+            return self._tables[name]
+
+        return tables
+
+    def _begin(self, call: CacheCall) -> None:
+        """Check the step against the cache and sort the rows into groups of equal length."""
+        batch, width = call.query.shape[0], call.query.shape[2]
+        if self.batch == -1:
+            stores = [LayerStore(*pair, self.spec.window, batch, self.spec.dtype) for pair in self.spec.sites]
+            self.batch, self.groups = batch, [Group(list(range(batch)), 0, 0, stores)]
+        if batch != self.batch:
+            raise AatcError(
+                f"a batch of {batch} does not fit a cache of {self.batch} sequences", "begin a new cache for it"
+            )
+        if any(store.tokens != group.length for group in self.groups for store in group.stores):
+            raise AatcError("an earlier forward pass through this cache was interrupted", "begin a new cache")
+        counts = new_tokens(self.groups, self.columns, call.mask, width)
+        starts = starts_of(call.positions, counts, width)
+        # group by group, rows that go on alike: nothing is changed before all of it is checked
+        parts = [alike(group, counts, starts) for group in self.groups]
+        self._check_limit([group.length + new + offset for group, part in zip(self.groups, parts, strict=True)
+                           for new, offset in part])  # fmt: skip
+        groups: list[Group] = []
+        for group, part in zip(self.groups, parts, strict=True):
+            for (new, offset), places in part.items():
+                rows = [group.rows[place] for place in places]
+                piece = group if len(part) == 1 else group.select(places, rows)
+                groups.append(replace(piece, offset=offset, length=piece.length + new))
+        self.groups, self.columns = groups, self.columns + width
+        news = [counts[group.rows[0]] for group in groups]
+        self._step = Step(width, news, [[] for _ in groups] if self.recording else [], [])
+        self._tables.clear()
+
+    def _check_limit(self, lengths: list[int]) -> None:
+        if self.spec.limit is not None and max(lengths) > self.spec.limit:
+            raise AatcError(
+                f"{max(lengths)} tokens are more than the model's context of {self.spec.limit}",
+                "use a shorter prompt or fewer new tokens",
+            )
+
+    def _least(self, group: Group) -> int:
+        """Tokens that a crop without a recorded step must leave: none before anything is packed."""
+        packed = group.stores[0].packed
+        return self.spec.window.sinks + packed if packed else 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = type(self)(self.spec)
+        new.columns, new.batch, new.recording = self.columns, self.batch, self.recording
+        new.groups = [group.select(list(range(len(group.rows))), list(group.rows)) for group in self.groups]
+        return new
+
+
+def _part(call: CacheCall, rows: list[int], count: int) -> CacheCall:
+    """The same call for some rows and their last ``count`` tokens."""
+    skipped = call.query.shape[2] - count
+    heads = {name: getattr(call, name)[rows][:, :, skipped:] for name in ("query", "key", "value")}
+    return replace(
+        call, **heads, k_rows=call.k_rows[rows][:, skipped:], v_rows=call.v_rows[rows][:, skipped:],
+        prompt=call.prompt - skipped,
+    )  # fmt: skip
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None) -> Tensor:
+    """Exact attention of a prompt to itself."""
+    length = query.shape[2]
+    if sliding_window is None or length <= sliding_window:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    place = torch.arange(length, device=query.device)
+    distance = place[:, None] - place
+    seen = (distance >= 0) & (distance < sliding_window)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True)

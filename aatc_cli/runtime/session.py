@@ -1,0 +1,86 @@
+"""Attach the compressed cache to a model: ``with compressed(model, codecs, window) as session``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aatc_cli.config import Window
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.codec import Codec, TransformCodec
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionSite, attention_sites, geometry_of
+from aatc_cli.models.cache_hooks import CacheCall, hosted
+from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
+from aatc_cli.runtime.batch import CacheSpec
+from aatc_cli.runtime.cache import CompressedState
+from aatc_cli.runtime.site import SiteCodec
+
+
+@dataclass(frozen=True)
+class Session:
+    """An attached model: makes empty caches for it; ``keyword`` names the argument that takes one."""
+
+    spec: CacheSpec
+    keyword: str
+
+    def new_cache(self) -> HostedCache:
+        """An empty cache, to be given to ``generate`` or ``forward`` as ``keyword`` inside the block."""
+        return HostedCache(CompressedState(self.spec), len(self.spec.sites))
+
+
+@contextmanager
+def compressed(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window: Window) -> Iterator[Session]:
+    """Attach the compressed cache to ``model`` while the block lasts.
+
+    codecs: per layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, and
+    `UnsupportedModelError` for a model whose attention cannot be read.
+    """
+    sites = attention_sites(model)
+    spec = cache_spec(model, sites, codecs, window)
+    with hosted(model, sites, _attend):
+        yield Session(spec, cache_keyword(model))
+
+
+def cache_spec(
+    model: nn.Module, sites: list[AttentionSite], codecs: Sequence[Mapping[Side, Codec]], window: Window
+) -> CacheSpec:
+    """What the caches of a model share: codecs on its device, in float32 (float64 for a float64 model)."""
+    config: Any = model.config
+    geometry = geometry_of(config)
+    if len(codecs) != len(sites):
+        raise AatcError(f"{len(codecs)} layers of codecs for a model of {len(sites)}", "use a plan of this model")
+    parameter = next(model.parameters())
+    placed = [
+        {side: _placed(layer[side], site, geometry.channels, parameter) for side in SIDES}
+        for site, layer in zip(sites, codecs, strict=True)
+    ]
+    pairs = tuple(
+        (SiteCodec("k", pair["k"], site.k_bias, window.flush), SiteCodec("v", pair["v"], site.v_bias, window.flush))
+        for site, pair in zip(sites, placed, strict=True)
+    )
+    bits: list[dict[Side, list[int]]] = [{side: pair[side].bits.tolist() for side in SIDES} for pair in placed]
+    layout = CacheLayout.of_bits(geometry, window, pairs[0][0].groups, bits)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return CacheSpec(pairs, window, parameter.dtype, limit, layout)
+
+
+def _placed(codec: Codec, site: AttentionSite, channels: int, like: Tensor) -> TransformCodec:
+    if not isinstance(codec, TransformCodec):
+        raise AatcError(f"a {type(codec).__name__} has no codes to pack", "use a plan, not the fp16 reference")
+    if codec.bits.numel() != channels:
+        raise AatcError(
+            f"layer {site.layer} has {channels} channels, its codec {codec.bits.numel()}", "use a plan of this model"
+        )
+    return codec.to(like.device, torch.promote_types(like.dtype, torch.float32))
+
+
+def _attend(state: CacheState, call: CacheCall) -> Tensor:
+    assert isinstance(state, CompressedState)
+    return state.attend(call)
