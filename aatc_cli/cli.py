@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile, TextMixture
     from aatc_cli.stages.evaluate import Subject
     from aatc_cli.stages.files import Run
-    from aatc_cli.stages.inspect import Inspection
 
 app = typer.Typer(
     name="aatc",
@@ -102,6 +101,7 @@ def collect(
     Interrupted, it continues from its last checkpoint when started again with the same options, and ends with the
     same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
+    from aatc_cli.printing import print_artifact
     from aatc_cli.stages.collect import CollectOptions
     from aatc_cli.stages.collect import collect as stage
     from aatc_cli.stages.collect_job import CollectSettings
@@ -116,7 +116,7 @@ def collect(
     options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
-    _print_artifact(run / target, manifest.digest, json)
+    print_artifact(run / target, manifest.digest, json)
 
 
 @app.command()
@@ -145,6 +145,7 @@ def whiten(
 
     if not 0 < percentile <= 100:
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
+    from aatc_cli.printing import print_artifact
     from aatc_cli.stages.files import Run
     from aatc_cli.stages.whiten import whiten as stage
 
@@ -155,7 +156,7 @@ def whiten(
         place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
         percentile=percentile, force=force,
     )  # fmt: skip
-    _print_artifact(place.transform(transform), manifest.digest, json)
+    print_artifact(place.transform(transform), manifest.digest, json)
 
 
 @app.command()
@@ -236,6 +237,7 @@ def inspect(
     aatc inspect --profile llama-3.1-8b-instruct --budget 2.5 --context 8192 --json
     """
     from aatc_cli.config import make_budget
+    from aatc_cli.printing import print_inspection
     from aatc_cli.stages import inspect as stage
     from aatc_cli.stages.files import Run, open_plan
 
@@ -248,19 +250,19 @@ def inspect(
         from aatc_cli.models.loading import find_model
         from aatc_cli.stages.inspect_model import inspect_model
 
-        _show(inspect_model(find_model(model), found), json)
+        print_inspection(inspect_model(find_model(model), found), json)
     elif found is not None:
         from aatc_cli.profiles import load_recipe
 
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        _show(stage.inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
+        print_inspection(stage.inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
     elif plan is not None:
-        _show(stage.inspect_plan(open_plan(plan), context), json)
+        print_inspection(stage.inspect_plan(open_plan(plan), context), json)
     elif budget is not None or ratio is not None or size is not None:
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        _show(stage.inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
+        print_inspection(stage.inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
     else:
-        _show(stage.inspect_path(path or run, context), json)
+        print_inspection(stage.inspect_path(path or run, context), json)
 
 
 @app.command(name="eval")
@@ -291,6 +293,7 @@ def evaluate(
 
     Plans are named by --plan, or by every combination of --recipe and --budget; --recipe fp16 is the reference.
     """
+    from aatc_cli.printing import print_evaluations
     from aatc_cli.stages.evaluate import EvalOptions, EvalSettings
     from aatc_cli.stages.evaluate import evaluate as stage
     from aatc_cli.stages.files import Run
@@ -300,7 +303,7 @@ def evaluate(
     settings = EvalSettings(task, length, limit or None, first, queries)
     texts = text or ["builtin:python-docs-test"]
     results = stage(Run(run), source, subjects, texts, settings, EvalOptions(device, dtype, force))
-    _print_evaluations(results, json)
+    print_evaluations(results, json)
 
 
 @app.command()
@@ -403,78 +406,3 @@ def _check_plan(path: Path, transform: Path | None, json: bool) -> None:
         typer.echo(f"{path}: identical ({plan.artifact.manifest.digest[:12]})")
     if differences:
         raise typer.Exit(1)
-
-
-def _print_artifact(path: Path, digest: str, json: bool) -> None:
-    from aatc_cli.console import print_json
-
-    if json:
-        print_json({"path": str(path), "digest": digest})
-    else:
-        typer.echo(f"{path} {digest}")
-
-
-def _show(inspection: Inspection, json: bool) -> None:
-    from aatc_cli.console import print_json, print_table
-
-    if json:
-        print_json(inspection.data)
-        return
-    for table in inspection.tables:
-        print_table(table.title, table.columns, table.rows)
-
-
-def _print_evaluations(results: list, json: bool) -> None:  # type: ignore[type-arg]
-    from aatc_cli.console import print_json, print_table
-
-    if json:
-        print_json([evaluation.model_dump(mode="json") for evaluation in results])
-        return
-    columns = [
-        "method",
-        "text",
-        "bits",
-        "effective",
-        "ratio",
-        "KL (nats)",
-        "KL p99",
-        "top-1",
-        "NLL (nats)",
-        "perplexity",
-    ]
-    rows = []
-    for e in results:
-        method = e.recipe if e.budget is None else f"{e.recipe}-{e.budget}"
-        sizes = [f"{value:.4g}" for value in (e.bits, e.bits_effective, e.ratio)]
-        pairs = ((e.kl_mean, e.kl_stderr), (e.kl_p99, None), (e.top1, e.top1_stderr), (e.nll, e.nll_stderr))
-        perplexity = _with_error(e.perplexity, e.perplexity_stderr)
-        rows.append([method, e.text, *sizes, *(_with_error(*pair) for pair in pairs), perplexity])
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
-    if any(e.distortion for e in results):
-        columns = ["plan", "side", "bits", "layers", "measured / predicted: min", "median", "max"]
-        rows = [row for e in results for row in _distortion_rows(e)]
-    print_table("evaluations", columns, rows)
-
-
-def _with_error(mean: float | None, stderr: float | None) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:.3g}" if stderr is None else f"{mean:.3g} ± {stderr:.2g}"
-
-
-def _distortion_rows(evaluation: object) -> list[list[str]]:
-    from statistics import median
-
-    from aatc_cli.evals.schema import Evaluation
-
-    assert isinstance(evaluation, Evaluation)
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in evaluation.distortion or []:
-        label = "plan" if row.plan else f"{row.bits:g}"
-        groups.setdefault((row.side, label), []).append(row.measured / row.predicted if row.predicted else float("nan"))
-    name = f"{evaluation.recipe}-{evaluation.budget}"
-    return [
-        [name, side, label, str(len(v)), f"{min(v):.3g}", f"{median(v):.3g}", f"{max(v):.3g}"]
-        for (side, label), v in sorted(groups.items())
-    ]

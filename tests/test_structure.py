@@ -29,7 +29,8 @@ ALLOWED = {
     "stages": {
         "errors", "config", "profiles", "artifact", "console", "core", "text", "models", "evals", "report", "runtime",
     },
-    "cli": {"errors", "config", "profiles", "artifact", "console", "evals", "models", "stages"},
+    "printing": {"console", "evals", "stages"},
+    "cli": {"errors", "config", "profiles", "artifact", "console", "evals", "models", "printing", "stages"},
     "__main__": {"errors", "cli"},
     "__init__": set(),
 }  # fmt: skip
