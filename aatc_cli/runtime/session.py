@@ -28,6 +28,7 @@ class Session:
     """An attached model: makes empty caches for it; ``keyword`` names the argument that takes one."""
 
     spec: CacheSpec
+    model: nn.Module
     keyword: str
 
     def new_cache(self) -> HostedCache:
@@ -45,7 +46,7 @@ def compressed(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window:
     sites = attention_sites(model)
     spec = cache_spec(model, sites, codecs, window)
     with hosted(model, sites, _attend):
-        yield Session(spec, cache_keyword(model))
+        yield Session(spec, model, cache_keyword(model))
 
 
 def cache_spec(

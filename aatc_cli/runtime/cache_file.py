@@ -1,0 +1,176 @@
+"""A live compressed cache on disk: safetensors and a manifest, read back only into the same plan and model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from aatc_cli.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, replace_directory, tensor_digest, write_text
+from aatc_cli.config import Window
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.errors import ArtifactError
+from aatc_cli.models.compressed import HostedCache
+from aatc_cli.profiles import explain
+from aatc_cli.runtime.batch import CacheSpec, Group
+from aatc_cli.runtime.cache import CompressedState
+from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.store import LayerStore
+
+# numbers of every weight that go into the model's digest
+_SAMPLES = 64
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class GroupRecord(_Record):
+    """Sequences of equal length: their rows in the batch, tokens each, and the position of the first token."""
+
+    rows: list[int]
+    offset: int
+    length: int
+
+
+class CacheManifest(_Record):
+    """What the tensors of a saved cache mean and whose they are. ``digest`` covers every other field."""
+
+    schema_version: Literal[1]
+    kind: Literal["cache"]
+    plan: str
+    model: str
+    window: Window
+    columns: int
+    groups: list[GroupRecord]
+    tensors: dict[str, TensorEntry]
+    digest: str
+
+    def computed_digest(self) -> str:
+        """sha256 of the canonical JSON of everything but the digest."""
+        return digest_of(self.model_dump(mode="json", exclude={"digest"}))
+
+
+def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
+    """Write ``cache`` to ``folder``, whole or not at all, replacing what is there."""
+    state = cache.state
+    assert isinstance(state, CompressedState)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
+    draft = CacheManifest(
+        schema_version=1, kind="cache", plan=plan_digest(session.spec), model=model_digest(session.model),
+        window=session.spec.window, columns=state.columns,
+        groups=[GroupRecord(rows=g.rows, offset=g.offset, length=g.length) for g in state.groups],
+        tensors={name: _entry(tensor) for name, tensor in tensors.items()}, digest="",
+    )  # fmt: skip
+    manifest = draft.model_copy(update={"digest": draft.computed_digest()})
+    temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        save_file(tensors, temporary / TENSORS)
+        write_text(temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        replace_directory(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def load_cache(session: Session, folder: Path) -> HostedCache:
+    """The cache saved in ``folder``, going on exactly where it stopped.
+
+    Raises `ArtifactError` when it is absent, damaged, or of another plan, model or schema.
+    """
+    manifest = _read_manifest(folder)
+    for what, found, wanted in (
+        ("plan", manifest.plan, plan_digest(session.spec)),
+        ("model", manifest.model, model_digest(session.model)),
+    ):
+        if found != wanted:
+            raise ArtifactError(
+                f"the cache in {folder} was made with another {what}", f"use the {what} it was made with"
+            )
+    try:
+        tensors = load_file(folder / TENSORS)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(folder, f"{TENSORS} cannot be read: {error}") from error
+    if tensors.keys() != manifest.tensors.keys():
+        raise _damaged(folder, f"{TENSORS} does not hold the tensors that the manifest lists")
+    for name, tensor in tensors.items():
+        if _entry(tensor) != manifest.tensors[name]:
+            raise _damaged(folder, f"tensor {name!r} is not the one recorded")
+    cache = session.new_cache()
+    state = cache.state
+    assert isinstance(state, CompressedState)
+    device = session.spec.sites[0][0].plan.order.device
+    state.columns, state.batch = manifest.columns, sum(len(group.rows) for group in manifest.groups) or -1
+    for index, record in enumerate(manifest.groups):
+        stores = []
+        for layer, pair in enumerate(session.spec.sites):
+            store = LayerStore(*pair, session.spec.window, len(record.rows), session.spec.dtype)
+            prefix = f"groups.{index}.layers.{layer}."
+            store.tokens = record.length
+            # a clone owns its storage: what safetensors hands out may be part of a larger one
+            store.load({name: tensors[prefix + name].to(device).clone() for name in store.tensors()})
+            stores.append(store)
+        state.groups.append(Group(record.rows, record.offset, record.length, stores))
+    if any(group.stores[0].packed < packed_tokens(group.length, manifest.window) for group in state.groups):
+        raise _damaged(folder, "it holds fewer packed tokens than its length asks for")
+    return cache
+
+
+def plan_digest(spec: CacheSpec) -> str:
+    """sha256 over everything that decides a code: transforms, scales, widths, quantizer, window, dtype."""
+    sites = []
+    for codec in (site.codec for pair in spec.sites for site in pair):
+        parts = (codec.encode, codec.decode, codec.scale, codec.bits, codec.variance, codec.weight)
+        sites.append([codec.quantizer, *(None if part is None else tensor_digest(part) for part in parts)])
+    return digest_of([sites, spec.window.model_dump(mode="json"), str(spec.dtype)])
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 over names, shapes, dtypes and evenly spaced numbers of all parameters."""
+    found = []
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        places = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).round().long()
+        found.append([name, list(parameter.shape), str(parameter.dtype), tensor_digest(flat[places.to(flat.device)])])
+    return digest_of(found)
+
+
+def _read_manifest(folder: Path) -> CacheManifest:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ArtifactError(f"there is no saved cache at {folder}", "give a folder that save_cache wrote")
+    try:
+        text = file.read_text(encoding="utf-8")
+        version = json.loads(text).get("schema_version")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise _damaged(folder, f"its manifest cannot be read: {error}") from error
+    if version != 1:
+        raise ArtifactError(
+            f"{folder} has schema version {version!r}; this aatc reads version 1", "save the cache again"
+        )
+    try:
+        manifest = CacheManifest.model_validate_json(text)
+    except ValidationError as error:
+        raise _damaged(folder, f"its manifest is not valid: {explain(error)}") from error
+    if manifest.computed_digest() != manifest.digest:
+        raise _damaged(folder, "its manifest does not match its own digest")
+    return manifest
+
+
+def _entry(tensor: torch.Tensor) -> TensorEntry:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return TensorEntry(dtype=name, shape=tuple(tensor.shape), sha256=tensor_digest(tensor))
+
+
+def _damaged(folder: Path, reason: str) -> ArtifactError:
+    return ArtifactError(f"the cache in {folder} is damaged: {reason}", "fill the cache from its text again")
