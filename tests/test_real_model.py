@@ -92,7 +92,7 @@ def test_another_model_is_refused(real_run, tiny_llama, aatc):
     assert "Traceback" not in outcome.err
 
 
-def test_statistics_cost_a_fraction_of_the_forward_pass(real_run):
+def test_stats_record_the_tokens_and_texts_they_were_made_from(real_run):
     manifest = open_artifact(real_run.stats(), "stats").manifest
     assert manifest.results["tokens"] == 8 * 1020
     assert {text.name for text in manifest.texts} == {"builtin:python-docs"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite, debias, flatten_heads
@@ -37,6 +37,22 @@ class LayerInputs:
 
 
 AttentionFunction = Callable[[LayerInputs], Tensor]
+
+
+@contextmanager
+def attention_function(config: Any, name: str, attend: Callable[..., Any], mask: Any = None) -> Iterator[None]:
+    """Register ``attend`` (and a mask function) with transformers as ``name``, selected while the block lasts."""
+    previous = config._attn_implementation
+    try:
+        AttentionInterface.register(name, attend)
+        if mask is not None:
+            AttentionMaskInterface.register(name, mask)
+        config._attn_implementation = name
+        yield
+    finally:
+        config._attn_implementation = previous
+        AttentionInterface._global_mapping.pop(name, None)
+        AttentionMaskInterface._global_mapping.pop(name, None)
 
 
 @contextmanager
@@ -73,18 +89,14 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
         return function(inputs).transpose(1, 2).contiguous(), None
 
     config: Any = model.config
-    previous = config._attn_implementation
     try:
         for site in sites:
             handles.append(site.k.register_forward_hook(keep("k", site.k_bias)))
             handles.append(site.v.register_forward_hook(keep("v", site.v_bias)))
             handles.append(site.module.register_forward_pre_hook(before, with_kwargs=True))
-        AttentionInterface.register(_NAME, attend)
-        config._attn_implementation = _NAME
-        yield
+        with attention_function(config, _NAME, attend):
+            yield
     finally:
-        config._attn_implementation = previous
-        AttentionInterface._global_mapping.pop(_NAME, None)
         for handle in handles:
             handle.remove()
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from aatc_cli.errors import AatcError, UnsupportedModelError
 from aatc_cli.models.adapter import AttentionSite, flatten_heads
+from aatc_cli.models.attention import attention_function
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 
 _NAME = "aatc-cache"
@@ -59,17 +59,11 @@ def hosted(model: nn.Module, sites: list[AttentionSite], function: CallFunction)
     check_rope(model)
     hooks = _Hooks(sites, function)
     config: Any = model.config
-    previous = config._attn_implementation
     try:
         hooks.attach(model)
-        AttentionInterface.register(_NAME, hooks.attend)
-        AttentionMaskInterface.register(_NAME, _plain_mask)
-        config._attn_implementation = _NAME
-        yield
+        with attention_function(config, _NAME, hooks.attend, _plain_mask):
+            yield
     finally:
-        config._attn_implementation = previous
-        AttentionInterface._global_mapping.pop(_NAME, None)
-        AttentionMaskInterface._global_mapping.pop(_NAME, None)
         hooks.detach()
 
 
