@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +15,38 @@ from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import explain
 
 Task = Literal["kl", "perplexity", "distortion"]
+
+# evaluations that are not of windows of text; each has a model of its own in the file of its task
+OTHER_TASKS = ("memory", "speed", "benchmark", "stability")
+
+M = TypeVar("M", bound="Measurement")
+
+
+class Measurement(Settings):
+    """What every evaluation says of itself: of which cache and model it is, and where it ran."""
+
+    schema_version: Literal[1] = 1
+    task: str
+    recipe: str
+    budget: str | None = Field(None, description="the plan's budget label; null for fp16")
+    model: str
+    model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
+    plan: str | None = Field(None, description="digest of the plan; null for fp16")
+    bits: float = Field(description="mean code bits per channel of a packed token")
+    seconds: float
+    device: str
+    dtype: str
+    versions: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        """Recipe and budget: ``paper-2``; the recipe alone where there is no plan."""
+        return self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
+
+    @property
+    def file_name(self) -> str:
+        """File the evaluation is stored under, a function of what was asked."""
+        return f"{self.task}.{self.method}.json"
 
 
 class DistortionRow(Settings):
@@ -32,17 +64,10 @@ class DistortionRow(Settings):
     measured: float
 
 
-class Evaluation(Settings):
+class Evaluation(Measurement):
     """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
 
-    schema_version: Literal[1] = 1
     task: Task
-    recipe: str
-    budget: str | None = Field(None, description="the plan's budget label; null for fp16")
-    model: str
-    model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
-    plan: str | None = Field(None, description="digest of the plan; null for fp16")
-    bits: float = Field(description="mean code bits per channel of a packed token")
     bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")
     ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
     context: int = Field(description="tokens in the cache at the end of a window")
@@ -69,20 +94,15 @@ class Evaluation(Settings):
     perplexity_stderr: float | None = None
     perplexity_reference: float | None = None
     distortion: list[DistortionRow] | None = None
-    seconds: float
-    device: str
-    dtype: str
-    versions: dict[str, str]
 
     @property
     def file_name(self) -> str:
         """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
-        method = self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
         text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
-        return f"{self.task}.{method}.{text}.{self.length}-{self.first_position}.json"
+        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}.json"
 
 
-def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
+def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
     """Write ``evaluation`` into ``folder`` under its own file name, atomically; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evaluation.file_name
@@ -90,18 +110,24 @@ def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     return path
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """Read one evaluation; raises `ArtifactError` when the file is not a valid evaluation of this schema."""
+def read_measurement(path: Path, kind: type[M]) -> M:
+    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
-        return Evaluation.model_validate(raw)
+        return kind.model_validate(raw)
     except ValidationError as error:
         raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval again") from error
 
 
+def read_evaluation(path: Path) -> Evaluation:
+    """Read one evaluation on text; raises `ArtifactError` when the file is not a valid evaluation of this schema."""
+    return read_measurement(path, Evaluation)
+
+
 def read_evaluations(folder: Path) -> list[Evaluation]:
-    """All evaluations in ``folder`` in a stable order: task, text, recipe, falling bits."""
-    found = [read_evaluation(path) for path in sorted(folder.glob("*.json"))]
+    """All evaluations on text in ``folder`` in a stable order: task, text, recipe, falling bits."""
+    paths = sorted(path for path in folder.glob("*.json") if path.name.split(".", 1)[0] not in OTHER_TASKS)
+    found = [read_evaluation(path) for path in paths]
     return sorted(found, key=lambda e: (e.task, e.text, e.length, e.recipe != "fp16", e.recipe, -e.bits))

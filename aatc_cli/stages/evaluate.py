@@ -11,8 +11,7 @@ import torch
 
 from aatc_cli.artifact import ModelIdentity, require_model
 from aatc_cli.console import progress, say, working
-from aatc_cli.core import SIDES
-from aatc_cli.core.codec import CastCodec, TransformCodec
+from aatc_cli.core.codec import TransformCodec
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
@@ -21,8 +20,8 @@ from aatc_cli.evals.teacher_forced import Method
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
-from aatc_cli.profiles import Recipe
-from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
+from aatc_cli.stages.files import Run
+from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, subject_codecs
 from aatc_cli.stages.versions import versions
 from aatc_cli.text.windows import Windows, consecutive_windows
 
@@ -43,28 +42,6 @@ class EvalSettings:
         if self.first is not None:
             return self.first
         return 0 if self.task == "perplexity" else min(512, self.length // 2)
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """How it is evaluated; never part of a file's identity, but recorded in it."""
-
-    device: str = "cpu"
-    dtype: str = "auto"
-    force: bool = False
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One cache under evaluation: a plan, or a recipe that needs none (fp16)."""
-
-    recipe: Recipe
-    plan: Plan | None
-
-    @property
-    def name(self) -> str:
-        """Name in progress and errors."""
-        return self.plan.name if self.plan else self.recipe.name
 
 
 def evaluate(
@@ -185,15 +162,9 @@ class _Frame:
         return found if all(getattr(found, key) == getattr(draft, key) for key in keys) else None
 
 
-def _codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
-    if subject.plan is None:
-        return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
-    return list(load_codecs(subject.plan, transform_of(subject.plan), device))
-
-
 def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
     sites, device = attention_sites(model), frame.options.device
-    methods = [Method(s.name, _codecs(s, len(sites), device), s.recipe.window) for s in subjects]
+    methods = [Method(s.name, subject_codecs(s, len(sites), device), s.recipe.window) for s in subjects]
     total = frame.windows.tokens.shape[0] * (1 + len(methods))
     with progress(f"eval {frame.settings.task}", total) as ticker:
         scores = score_windows(
@@ -232,19 +203,7 @@ def _run_distortion(model: Any, subjects: Sequence[Subject], frame: _Frame) -> l
         for subject in subjects:
             assert subject.plan is not None
             began = time.perf_counter()
-            codecs: list[dict[Any, TransformCodec]] = _codecs(subject, len(sites), frame.options.device)
+            codecs: list[dict[Any, TransformCodec]] = subject_codecs(subject, len(sites), frame.options.device)
             rows = measure_distortion(model, sites, codecs, subject.recipe.window, tokens, positions, ticker.advance)
             results.append(frame.evaluation(subject, time.perf_counter() - began, {"distortion": rows}))
     return results
-
-
-def device_name(device: str) -> str:
-    """What a figure ran on: the GPU's name, or the CPU's model where the system tells it."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as handle:
-            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
-        return names[0] if names else "cpu"
-    except OSError:
-        return "cpu"

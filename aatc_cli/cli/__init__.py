@@ -1,0 +1,16 @@
+"""The command line: parse, validate, call one stage, print. Nothing heavy is imported before a command runs."""
+
+from aatc_cli.cli.app import app
+from aatc_cli.cli.evaluate import evaluate
+from aatc_cli.cli.look import inspect, report
+from aatc_cli.cli.offline import allocate, collect, whiten
+
+__all__ = ["app"]
+
+# in the order of the pipeline, which is the order of the help
+app.command()(collect)
+app.command()(whiten)
+app.command()(allocate)
+app.command()(inspect)
+app.command(name="eval")(evaluate)
+app.command()(report)

@@ -1,0 +1,33 @@
+"""The application and what it answers without a command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aatc_cli import __version__
+
+app = typer.Typer(
+    name="aatc",
+    help="Compress the key-value cache of a language model by attention-aware transform coding.\n\n"
+    "Stages: collect -> whiten -> allocate -> inspect -> eval -> report. Each reads artifacts from a run directory "
+    "(--run, default $AATC_RUN or ./run) and writes one. Data goes to stdout, progress and log to stderr.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Answer --version, and no command with the help; everything else is a command."""
+    if version:
+        typer.echo(f"aatc {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)

@@ -1,0 +1,63 @@
+"""The eval command: one task per call, each in a stage of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from aatc_cli.cli.options import (
+    BudgetOption,
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    RecipeOption,
+    RunOption,
+    find_source,
+    subjects_of,
+)  # fmt: skip
+
+
+def evaluate(
+    run: RunOption = Path("run"),
+    task: Annotated[Literal["kl", "perplexity", "distortion"], typer.Option("--task", help="What to measure.")] = "kl",
+    profile: ProfileOption = None,
+    model: ModelOption = None,
+    recipe: RecipeOption = None,
+    budget: BudgetOption = None,
+    plan: Annotated[list[Path] | None, typer.Option("--plan", help="Plan directory; repeatable.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each.")
+    ] = None,
+    length: Annotated[int, typer.Option("--length", min=2, help="Tokens per window.")] = 1024,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Windows per text; 0 is all of it.")] = 4,
+    first: Annotated[
+        int | None,
+        typer.Option("--first", min=0, help="First scored position. Default: 512 (kl, distortion), 0 (perplexity)."),
+    ] = None,
+    queries: Annotated[int, typer.Option("--queries", min=1, help="Query positions per window (distortion).")] = 8,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "auto",
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure the model with its compressed cache on text that calibration did not see (Evaluations).
+
+    Plans are named by --plan, or by every combination of --recipe and --budget; --recipe fp16 is the reference.
+    """
+    from aatc_cli.printing import print_evaluations
+    from aatc_cli.stages.evaluate import EvalSettings
+    from aatc_cli.stages.evaluate import evaluate as stage
+    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.subjects import EvalOptions
+
+    source, _ = find_source(model, profile)
+    subjects = subjects_of(Run(run), recipe, budget, plan)
+    settings = EvalSettings(task, length, limit or None, first, queries)
+    texts = text or ["builtin:python-docs-test"]
+    results = stage(Run(run), source, subjects, texts, settings, EvalOptions(device, dtype, force))
+    print_evaluations(results, json)

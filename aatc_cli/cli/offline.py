@@ -1,0 +1,223 @@
+"""The offline commands: collect, whiten, allocate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from aatc_cli.cli.options import (
+    BudgetOption,
+    BytesOption,
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    RatioOption,
+    RecipeOption,
+    RunOption,
+    budgets_of,
+    find_source,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from aatc_cli.profiles import ModelProfile, TextMixture
+
+
+def collect(
+    run: RunOption = Path("run"),
+    profile: ProfileOption = None,
+    model: ModelOption = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            help="Calibration text, repeatable, each with an optional @WEIGHT: builtin:python-docs, FILE, "
+            "FILE.jsonl:FIELD, hf:DATASET:CONFIG:SPLIT:FIELD. Default: the profile's mixture.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Literal["rates", "transform"], typer.Option("--calibration", help="Which of the profile's mixtures to use.")
+    ] = "rates",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the Stats in the run.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Windows over all texts.")] = None,
+    length: Annotated[int | None, typer.Option("--length", min=2, help="Tokens per window.")] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed of the draw of windows and rows.")
+    ] = 0,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows kept per layer for percentiles.")] = 4096,
+    skip_first: Annotated[
+        int, typer.Option("--skip-first", min=0, help="Positions per window that enter no statistic (sinks).")
+    ] = 4,
+    fisher: Annotated[
+        int,
+        typer.Option("--fisher", min=0, help="Windows whose loss gradients are collected too, for loss-aware recipes."),
+    ] = 0,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows per forward pass.")] = 1,
+    checkpoint_seconds: Annotated[
+        float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints.")
+    ] = 60.0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "auto",
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run the model over calibration text and keep its statistics (Stats).
+
+    Interrupted, it continues from its last checkpoint when started again with the same options, and ends with the
+    same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
+    """
+    from aatc_cli.printing import print_artifact
+    from aatc_cli.stages.collect import CollectOptions
+    from aatc_cli.stages.collect import collect as stage
+    from aatc_cli.stages.collect_job import CollectSettings
+    from aatc_cli.stages.files import Run
+
+    source, found = find_source(model, profile)
+    mixture = _mixture(found, calibration, text, samples, length)
+    settings = CollectSettings(
+        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first, fisher=fisher,
+        head_groups=found.head_groups if found else 1,
+    )  # fmt: skip
+    options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
+    target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
+    manifest = stage(Run(run), target, source, mixture, settings, options, found)
+    print_artifact(run / target, manifest.digest, json)
+
+
+def whiten(
+    run: RunOption = Path("run"),
+    transform: Annotated[
+        Literal["whiten", "metric", "identity"],
+        typer.Option("--transform", help="Kind of transform; metric needs Stats collected with --fisher."),
+    ] = "whiten",
+    transform_stats: Annotated[
+        Path | None,
+        typer.Option("--transform-stats", help="Stats for the matrices. Default: stats-transform, else stats."),
+    ] = None,
+    rate_stats: Annotated[
+        Path | None, typer.Option("--rate-stats", help="Stats for variances, weights and scales. Default: stats.")
+    ] = None,
+    head_groups: Annotated[
+        int | None, typer.Option("--head-groups", min=1, help="Head groups per layer. Default: the profile's.")
+    ] = None,
+    percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Turn Stats into encode and decode matrices, variances, weights and scales (Transform). No model is needed."""
+    from aatc_cli.errors import UsageError
+
+    if not 0 < percentile <= 100:
+        raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
+    from aatc_cli.printing import print_artifact
+    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.whiten import whiten as stage
+
+    place = Run(run)
+    rates = rate_stats or place.stats()
+    basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
+    manifest = stage(
+        place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
+        percentile=percentile, force=force,
+    )  # fmt: skip
+    print_artifact(place.transform(transform), manifest.digest, json)
+
+
+def allocate(
+    run: RunOption = Path("run"),
+    recipe: RecipeOption = None,
+    budget: BudgetOption = None,
+    ratio: RatioOption = None,
+    size: BytesOption = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens for --ratio and --bytes.")] = None,
+    transform: Annotated[Path | None, typer.Option("--transform", help="Transform. Default: the run's.")] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="Re-derive this plan; exit 0 if identical, 1 with the difference otherwise."),
+    ] = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Give every channel its width (Plan), one plan per recipe and budget. Deterministic.
+
+    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4 --budget 3;
+    aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/paper-2
+    """
+    from aatc_cli.console import print_json, print_table
+    from aatc_cli.profiles import load_recipe
+    from aatc_cli.stages.allocate import allocate as stage
+    from aatc_cli.stages.files import Run
+
+    if check is not None:
+        if recipe or budget or ratio is not None or size is not None:
+            from aatc_cli.errors import UsageError
+
+            raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
+        _check_plan(check, transform, json)
+        return
+    budgets = budgets_of(budget, ratio, size, context)
+    plans = [
+        plan
+        for name in recipe or ["paper"]
+        for plan in stage(Run(run), load_recipe(name), budgets, transform=transform, force=force)
+    ]
+    tokens = context or 8192
+    facts = [
+        {
+            "plan": str(plan.artifact.path), "digest": plan.artifact.manifest.digest, "recipe": plan.recipe.name,
+            "budget": plan.budget.label, "bits_mean": plan.mean_bits,
+            "predicted": plan.artifact.manifest.results["predicted"],
+        } | plan.layout.summary(tokens)
+        for plan in plans
+    ]  # fmt: skip
+    if json:
+        print_json(facts)
+        return
+    rows = [
+        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_effective']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
+        for f in facts
+    ]
+    print_table(f"plans (bytes at {tokens} tokens)", ["plan", "bits", "effective bits", "ratio", "digest"], rows)
+
+
+def _mixture(
+    profile: ModelProfile | None, which: str, text: list[str] | None, samples: int | None, length: int | None
+) -> TextMixture:
+    from aatc_cli.errors import UsageError
+    from aatc_cli.profiles import TextMixture
+
+    base = None
+    if profile is not None:
+        base = profile.calibration.rates if which == "rates" else profile.calibration.transform
+        if base is None:
+            raise UsageError(f"profile {profile.name} has no {which} calibration", "leave out --calibration")
+    sources = text or (base.sources if base else ["builtin:python-docs"])
+    return TextMixture(
+        sources=sources,
+        samples=samples or (base.samples if base else 32),
+        length=length or (base.length if base else 1024),
+    )
+
+
+def _check_plan(path: Path, transform: Path | None, json: bool) -> None:
+    from dataclasses import asdict
+
+    from aatc_cli.console import print_json, print_table
+    from aatc_cli.stages.allocate import check
+    from aatc_cli.stages.files import open_plan
+
+    plan = open_plan(path)
+    differences = check(plan, transform)
+    if json:
+        print_json({"plan": str(path), "identical": not differences, "differences": [asdict(d) for d in differences]})
+    elif differences:
+        rows = [[f"{d.layer} {d.side}", str(d.channel), str(d.planned), str(d.derived)] for d in differences[:50]]
+        print_table(f"{path}: {len(differences)} channels differ", ["site", "channel", "planned", "derived"], rows)
+    else:
+        typer.echo(f"{path}: identical ({plan.artifact.manifest.digest[:12]})")
+    if differences:
+        raise typer.Exit(1)
