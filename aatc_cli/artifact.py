@@ -21,7 +21,8 @@ from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 from aatc_cli.profiles import explain
 
-SCHEMA_VERSION = 1
+# by kind: head groups of keys and values are recorded apart since version 2
+SCHEMA_VERSIONS = {"stats": 1, "transform": 2, "plan": 2}
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 Kind = Literal["stats", "transform", "plan"]
@@ -68,7 +69,7 @@ class TextRecord(_Record):
 class Manifest(_Record):
     """The validated description of an artifact. ``digest`` covers every field but itself and ``provenance``."""
 
-    schema_version: Literal[1]
+    schema_version: int
     kind: Kind
     settings: dict[str, Any]
     model: ModelIdentity
@@ -131,8 +132,8 @@ class ArtifactWriter:
             for name, t in sorted(self._tensors.items())
         }
         draft = Manifest(
-            schema_version=1, kind=self.kind, settings=dict(settings), model=model, inputs=dict(inputs or {}),
-            texts=list(texts or []), tensors=entries, results=dict(results or {}), digest="",
+            schema_version=SCHEMA_VERSIONS[self.kind], kind=self.kind, settings=dict(settings), model=model,
+            inputs=dict(inputs or {}), texts=list(texts or []), tensors=entries, results=dict(results or {}), digest="",
             provenance=dict(provenance or {}),
         )  # fmt: skip
         self._manifest = draft.model_copy(update={"digest": draft.computed_digest()})
@@ -223,12 +224,7 @@ def read_manifest(path: Path) -> Manifest:
         raw = json.loads(text, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{file} cannot be read: {error}", "make the artifact again with --force") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if type(version) is not int or version != SCHEMA_VERSION:
-        raise ArtifactError(
-            f"{path} has schema version {version!r}; this aatc reads version {SCHEMA_VERSION}",
-            "use the aatc that wrote it, or make the artifact again with --force",
-        )
+    _check_schema(path, raw)
     try:
         manifest = Manifest.model_validate_json(text)
         actual = manifest.computed_digest()
@@ -239,6 +235,20 @@ def read_manifest(path: Path) -> Manifest:
     if actual != manifest.digest:
         raise damaged(path, manifest.kind, "its manifest does not match its own digest")
     return manifest
+
+
+def _check_schema(path: Path, raw: object) -> None:
+    """Raise `ArtifactError` unless the manifest has the schema version of its kind, or of any if it names none."""
+    if not isinstance(raw, dict):
+        raise damaged(path, "artifact", "its manifest is not a JSON object")
+    version, kind = raw.get("schema_version"), raw.get("kind")
+    every = sorted(set(SCHEMA_VERSIONS.values()))
+    known = [SCHEMA_VERSIONS[kind]] if isinstance(kind, str) and kind in SCHEMA_VERSIONS else every
+    if type(version) is not int or version not in known:
+        raise ArtifactError(
+            f"{path} has schema version {version!r}; this aatc reads version {' or '.join(map(str, known))}",
+            "use the aatc that wrote it, or make the artifact again with --force",
+        )
 
 
 def unchanged(path: Path, kind: Kind, wanted: Mapping[str, Any], *, force: bool) -> Manifest | None:

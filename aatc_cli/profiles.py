@@ -13,6 +13,40 @@ from aatc_cli.errors import AatcError
 
 T = TypeVar("T", bound=BaseModel)
 
+GroupChoice = Literal["profile", "per-head", "all"]
+
+
+class HeadGroups(Settings):
+    """How many groups the kv heads of a layer are cut into, for keys and for values; each is transformed jointly."""
+
+    k: int = Field(ge=1, description="groups of the keys")
+    v: int = Field(ge=1, description="groups of the values")
+
+    @classmethod
+    def both(cls, groups: int) -> Self:
+        """The same number for keys and values."""
+        return cls(k=groups, v=groups)
+
+    @classmethod
+    def chosen(cls, keys: GroupChoice, values: GroupChoice, kv_heads: int, profile: HeadGroups) -> Self:
+        """What two choices come to on a model of ``kv_heads`` with the groups of its ``profile``."""
+        fixed = {"per-head": kv_heads, "all": 1}
+        return cls(k=fixed.get(keys, profile.k), v=fixed.get(values, profile.v))
+
+    def of(self, side: Literal["k", "v"]) -> int:
+        """Groups of one side."""
+        return self.k if side == "k" else self.v
+
+    def divide(self, kv_heads: int) -> bool:
+        """Whether both numbers divide the kv heads."""
+        return kv_heads % self.k == 0 and kv_heads % self.v == 0
+
+    @property
+    def described(self) -> str:
+        """In words: ``2 head groups``, ``8 head groups of keys and 1 of values``."""
+        first = f"{self.k} head group{'' if self.k == 1 else 's'}"
+        return first if self.k == self.v else f"{first} of keys and {self.v} of values"
+
 
 class TextMixture(Settings):
     """Calibration text as the user writes it: sources with weights, and how many windows of which length."""
@@ -63,6 +97,10 @@ class Recipe(Settings):
     transform: Literal["identity", "whiten", "metric"] = "whiten"
     key_weight: Literal["none", "query", "fisher"] = "query"
     value_weight: Literal["none", "output", "fisher"] = "output"
+    key_groups: GroupChoice = Field(
+        "profile", description="heads whose keys are transformed jointly: the profile's groups, each alone, or all"
+    )
+    value_groups: GroupChoice = Field("profile", description="the same for values")
     allocator: Literal["waterfill", "per-layer", "global", "uniform", "none"] = "waterfill"
     pool: Literal["separate", "joint"] = Field(
         "separate", description="one budget for keys and one for values, or both in one"
@@ -89,6 +127,22 @@ class Recipe(Settings):
         if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
             raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')
         return self
+
+    def head_groups(self, kv_heads: int, profile: HeadGroups) -> HeadGroups:
+        """The recipe's head groups on a model of ``kv_heads`` with the groups of its ``profile``."""
+        return HeadGroups.chosen(self.key_groups, self.value_groups, kv_heads, profile)
+
+    @property
+    def transform_name(self) -> str:
+        """Folder of the recipe's Transform: ``metric``, ``metric-keys-per-head-values-all``."""
+        return transform_name(self.transform, self.key_groups, self.value_groups)
+
+
+def transform_name(kind: str, keys: GroupChoice, values: GroupChoice) -> str:
+    """Folder name of a Transform: its kind, then every choice of head groups that is not the profile's."""
+    return "".join(
+        [kind, *(f"-{side}-{choice}" for side, choice in (("keys", keys), ("values", values)) if choice != "profile")]
+    )
 
 
 def profiles_dir() -> Path:

@@ -339,6 +339,17 @@ def test_another_schema_names_both(copy: Path, version: object) -> None:
     assert "the aatc that wrote it" in str(error.hint)
 
 
+def test_schema_versions_are_of_the_kind(tmp_path: Path) -> None:
+    for kind, version in (("stats", 1), ("transform", 2), ("plan", 2)):
+        with ArtifactWriter(tmp_path / kind, kind) as writer:
+            writer.add("x", torch.arange(3.0))
+            writer.commit(settings={}, model=MODEL)
+        assert open_artifact(tmp_path / kind, kind).manifest.schema_version == version
+        edit(tmp_path / kind, lambda raw, other=3 - version: raw.update(schema_version=other), sign=True)
+        with pytest.raises(ArtifactError, match=f"schema version {3 - version}; this aatc reads version {version}"):
+            open_artifact(tmp_path / kind, kind)
+
+
 @pytest.mark.parametrize("field", sorted(set(Manifest.model_fields) - {"schema_version"}))
 def test_a_removed_field(copy: Path, field: str) -> None:
     edit(copy, lambda raw: raw.pop(field), sign=field != "digest")

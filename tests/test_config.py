@@ -13,7 +13,7 @@ from aatc_cli.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Task
-from aatc_cli.profiles import Calibration, ModelProfile, Protection, Recipe, TextMixture
+from aatc_cli.profiles import Calibration, HeadGroups, ModelProfile, Protection, Recipe, TextMixture
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
 
@@ -35,7 +35,8 @@ EXAMPLES: list[BaseModel] = [
         name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE),
     ),
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
-    CollectSettings(samples=8, length=64), WhitenSettings(transform="identity", head_groups=2, percentile=99.9),
+    CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1),
+    WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
     IDENTITY, ENTRY, TEXT, ROW,
     Manifest(
         schema_version=1, kind="stats", settings={"x": [0.1, None]}, model=IDENTITY, inputs={"a": "b"}, texts=[TEXT],

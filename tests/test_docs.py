@@ -22,7 +22,7 @@ from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.schema import DistortionRow, Evaluation
-from aatc_cli.profiles import Protection, Recipe, available, load_model_profile, load_recipe
+from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -240,14 +240,15 @@ def test_papers_compression_table_is_the_byte_law():
     assert len(rows) == 10
     for name, bits, paper, ours, share in rows:
         profile = load_model_profile(f"{name.lower()}-instruct")
-        ratio = CacheLayout.nominal(profile.geometry, Window(), profile.head_groups, float(bits)).ratio(8192)
+        groups = HeadGroups.both(profile.head_groups)
+        ratio = CacheLayout.nominal(profile.geometry, Window(), groups, float(bits)).ratio(8192)
         assert f"{ratio:.3f}" == ours
         assert f"{ratio / float(paper):.3f}" == share
 
 
 def test_worked_example_is_the_byte_law():
     profile = load_model_profile("llama-3.1-8b-instruct")
-    layout = CacheLayout.nominal(profile.geometry, Window(), profile.head_groups, 2.5)
+    layout = CacheLayout.nominal(profile.geometry, Window(), HeadGroups.both(profile.head_groups), 2.5)
     causes = layout.breakdown(8192) | {f"static: {k}": v for k, v in layout.static_breakdown().items()}
     rows = {
         "**total**": f"**{layout.bytes(8192):,}**", "float16 cache": f"{layout.reference_bytes(8192):,}",

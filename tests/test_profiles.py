@@ -6,7 +6,7 @@ import pytest
 
 from aatc_cli import profiles
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import available, dump, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.profiles import HeadGroups, available, dump, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.text.sources import parse_source
 
 RECIPE = 'name = "mine"\nsummary = "s"\n'
@@ -69,6 +69,22 @@ def test_the_paper_recipe_is_the_paper() -> None:
 def test_an_ablation_differs_from_the_paper_in_its_axis_alone(name: str, differs: set[str]) -> None:
     paper, other = dump(load_recipe("paper")), dump(load_recipe(name))
     assert {key for key in paper if paper[key] != other[key]} - {"name", "summary"} == differs
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "groups", "folder"),
+    [
+        ("profile", "profile", (2, 2), "metric"), ("per-head", "profile", (8, 2), "metric-keys-per-head"),
+        ("profile", "all", (2, 1), "metric-values-all"),
+        ("per-head", "all", (8, 1), "metric-keys-per-head-values-all"),
+        ("all", "all", (1, 1), "metric-keys-all-values-all"),
+    ],
+)  # fmt: skip
+def test_head_groups_of_a_recipe(keys: str, values: str, groups: tuple[int, int], folder: str) -> None:
+    recipe = load_recipe("loss-aware").model_copy(update={"key_groups": keys, "value_groups": values})
+    chosen = recipe.head_groups(8, HeadGroups.both(2))
+    assert (chosen.of("k"), chosen.of("v")) == groups
+    assert recipe.transform_name == folder
 
 
 def test_a_path_is_read(tmp_path: Path) -> None:

@@ -102,8 +102,18 @@ def whiten(
         Path | None, typer.Option("--rate-stats", help="Stats for variances, weights and scales. Default: stats.")
     ] = None,
     head_groups: Annotated[
-        int | None, typer.Option("--head-groups", min=1, help="Head groups per layer. Default: the profile's.")
+        int | None,
+        typer.Option(
+            "--head-groups", min=1, help="Head groups per layer, for keys and values. Default: the profile's."
+        ),
     ] = None,
+    key_groups: Annotated[
+        Literal["profile", "per-head", "all"],
+        typer.Option("--key-groups", help="Heads whose keys are transformed jointly; profile is --head-groups."),
+    ] = "profile",
+    value_groups: Annotated[
+        Literal["profile", "per-head", "all"], typer.Option("--value-groups", help="The same for values.")
+    ] = "profile",
     percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -114,6 +124,7 @@ def whiten(
     if not 0 < percentile <= 100:
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
     from aatc_cli.printing import print_artifact
+    from aatc_cli.profiles import transform_name
     from aatc_cli.stages.files import Run
     from aatc_cli.stages.whiten import whiten as stage
 
@@ -122,9 +133,9 @@ def whiten(
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
     manifest = stage(
         place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
-        percentile=percentile, force=force,
+        key_groups=key_groups, value_groups=value_groups, percentile=percentile, force=force,
     )  # fmt: skip
-    print_artifact(place.transform(transform), manifest.digest, json)
+    print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
 
 
 def allocate(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
+from aatc_cli.profiles import HeadGroups
 
 PLANES = (16, 8, 4, 2, 1)
 SCALE_BYTES = 2  # alpha is float16
@@ -71,12 +72,12 @@ class CacheLayout:
 
     geometry: Geometry
     window: Window
-    groups: int
+    groups: HeadGroups
     widths: tuple[tuple[SiteWidths, SiteWidths], ...]
 
     @classmethod
     def of_bits(
-        cls, geometry: Geometry, window: Window, groups: int, bits: Sequence[Mapping[Side, Sequence[int]]]
+        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]]
     ) -> CacheLayout:
         """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
         pairs = tuple(
@@ -85,7 +86,7 @@ class CacheLayout:
         return cls(geometry, window, groups, pairs)
 
     @classmethod
-    def nominal(cls, geometry: Geometry, window: Window, groups: int, bits: float) -> CacheLayout:
+    def nominal(cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: float) -> CacheLayout:
         """From an average width alone, before any plan exists."""
         site = SiteWidths.nominal(geometry.channels, bits, window.flush)
         return cls(geometry, window, groups, ((site, site),) * geometry.layers)
@@ -103,7 +104,7 @@ class CacheLayout:
             "codes_keys": round(key_codes),
             "codes_values": round(value_codes),
             "padding": round(stored) - round(key_codes) - round(value_codes),
-            "token_scales": packed * self.groups * sites * SCALE_BYTES,
+            "token_scales": packed * (self.groups.k + self.groups.v) * self.geometry.layers * SCALE_BYTES,
             "sinks": sinks * sites * row,
             "window": slots * sites * row,
         }
@@ -118,11 +119,11 @@ class CacheLayout:
 
         The encode matrix A costs nothing extra (it is folded into the projection, Eq. transformed-cache).
         """
-        size = self.geometry.channels // self.groups
-        active = sum(k.active + v.active for k, v in self.widths)
+        keys, values = sum(k.active for k, _ in self.widths), sum(v.active for _, v in self.widths)
+        channels = self.geometry.channels
         return {
-            "decode_matrices": active * size * HALF_BYTES,
-            "channel_scales": active * CHANNEL_SCALE_BYTES,
+            "decode_matrices": (keys * (channels // self.groups.k) + values * (channels // self.groups.v)) * HALF_BYTES,
+            "channel_scales": (keys + values) * CHANNEL_SCALE_BYTES,
             "widths": 2 * self.geometry.layers * self.geometry.channels,
         }
 

@@ -10,6 +10,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.schema import Evaluation
+from aatc_cli.profiles import HeadGroups
 
 # the context at which the paper counts bytes; every report states it beside the evaluations' own
 PAPER_CONTEXT = 8192
@@ -24,7 +25,7 @@ class PlanView:
     budget: str
     digest: str
     protected: int
-    groups: int
+    groups: HeadGroups
     bits: list[Mapping[Side, list[int]]]
     bits_mean: float
     predicted: Mapping[Side, float]

@@ -54,7 +54,7 @@ def render_csv(evaluations: tuple[Evaluation, ...]) -> str:
 def render_json(data: ReportData) -> str:
     """Everything a report knows: model, texts, evaluations whole, and a summary of every plan."""
     document: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "title": data.title,
         "version": data.version,
         "model": None if data.model is None else dump(data.model),
@@ -71,7 +71,7 @@ def _plan(plan: PlanView, contexts: list[int]) -> dict[str, Any]:
         "recipe": plan.recipe,
         "budget": plan.budget,
         "digest": plan.digest,
-        "head_groups": plan.groups,
+        "head_groups": dump(plan.groups),
         "protected_layers": plan.protected,
         "bits_mean": plan.bits_mean,
         "predicted": dict(plan.predicted),

@@ -18,6 +18,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite, attention_sites, geometry_of
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
+from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
 from aatc_cli.runtime.site import SiteCodec
@@ -67,7 +68,8 @@ def cache_spec(
         for site, pair in zip(sites, placed, strict=True)
     )
     bits: list[dict[Side, list[int]]] = [{side: pair[side].bits.tolist() for side in SIDES} for pair in placed]
-    layout = CacheLayout.of_bits(geometry, window, pairs[0][0].groups, bits)
+    groups = HeadGroups(k=pairs[0][0].groups, v=pairs[0][1].groups)
+    layout = CacheLayout.of_bits(geometry, window, groups, bits)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return CacheSpec(pairs, window, parameter.dtype, limit, layout)
 

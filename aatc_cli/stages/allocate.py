@@ -15,9 +15,9 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.allocate import allocate as allocate_bits
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import Recipe, dump
-from aatc_cli.stages.files import Plan, Run, load_energies, open_plan, transform_of
+from aatc_cli.stages.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
 from aatc_cli.stages.versions import versions
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -46,11 +46,7 @@ def allocate(
     if recipe.allocator == "none":
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
-    artifact = open_artifact(transform or run.transform(recipe.transform), "transform")
-    kind = artifact.manifest.settings.get("transform")
-    if kind != recipe.transform:
-        problem = f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}"
-        raise UsageError(problem, "see aatc whiten --help")
+    artifact = _transform_for(recipe, transform or run.transform(recipe.transform_name))
     with run.lock():
         energies: Energies | None = None
         plans = []
@@ -68,6 +64,28 @@ def allocate(
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
             plans.append(open_plan(target))
     return plans
+
+
+def _transform_for(recipe: Recipe, place: Path) -> Artifact:
+    """The Transform at ``place``, of the kind and the head groups that the recipe asks for."""
+    command = _whiten_command(recipe)
+    if not place.exists():
+        raise ArtifactError(f"there is no transform at {place}", f"run {command} to make it")
+    artifact = open_artifact(place, "transform")
+    kind = artifact.manifest.settings.get("transform")
+    if kind != recipe.transform:
+        raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", f"run {command}")
+    found = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
+    if recipe.head_groups(artifact.manifest.model.geometry.kv_heads, found) != found:
+        problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
+        raise UsageError(problem, f"run {command}")
+    return artifact
+
+
+def _whiten_command(recipe: Recipe) -> str:
+    options = (("transform", recipe.transform, "whiten"), ("key-groups", recipe.key_groups, "profile"),
+               ("value-groups", recipe.value_groups, "profile"))  # fmt: skip
+    return " ".join(["aatc whiten", *(f"--{name} {value}" for name, value, usual in options if value != usual)])
 
 
 def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
@@ -88,7 +106,7 @@ def derive(
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     geometry = transform.manifest.model.geometry
-    groups = int(transform.manifest.settings["head_groups"])
+    groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
 
     def layout_of(allocation: Allocation) -> CacheLayout:
         bits: list[dict[Side, list[int]]] = [
@@ -162,7 +180,7 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
             settings=_settings(recipe, budget), model=transform.manifest.model,
             inputs={"transform": transform.manifest.digest},
             results={
-                "bits_mean": total / channels, "bits_budget": bits, "head_groups": layout.groups,
+                "bits_mean": total / channels, "bits_budget": bits, "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                 "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
                 "layout": layout.summary(budget.context or _CONTEXT),

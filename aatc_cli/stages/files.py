@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from aatc_cli.artifact import MANIFEST, Artifact, ArtifactWriter, damaged, open_artifact
@@ -23,7 +24,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import Recipe
+from aatc_cli.profiles import HeadGroups, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report")
@@ -48,9 +49,9 @@ class Run:
         """Directories of all finished Stats, in name order."""
         return [path for path in _visible(self.root) if path.name not in _FOLDERS and (path / MANIFEST).is_file()]
 
-    def transform(self, kind: str) -> Path:
-        """Directory of the Transform of one kind ("whiten", "identity")."""
-        return self.root / "transforms" / kind
+    def transform(self, name: str) -> Path:
+        """Directory of a Transform by its name (`profiles.transform_name`: "whiten", "metric-keys-per-head")."""
+        return self.root / "transforms" / name
 
     def transforms(self) -> list[Path]:
         """Directories of all transforms, in name order."""
@@ -189,7 +190,7 @@ class Plan:
     recipe: Recipe
     budget: Budget
     bits: list[Mapping[Side, list[int]]]
-    groups: int
+    groups: HeadGroups
 
     @property
     def name(self) -> str:
@@ -219,12 +220,10 @@ def open_plan(path: Path) -> Plan:
     try:
         settings = artifact.manifest.settings
         recipe, budget = Recipe.model_validate(settings["recipe"]), Budget.model_validate(settings["budget"])
-        groups = artifact.manifest.results["head_groups"]
+        groups = head_groups_of(artifact, artifact.manifest.results["head_groups"])
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, "plan", "its settings are not those of a plan") from error
     geometry = artifact.manifest.model.geometry
-    if type(groups) is not int or groups < 1 or geometry.kv_heads % groups:
-        raise damaged(path, "plan", f"{groups!r} head groups do not divide {geometry.kv_heads} kv heads")
     bits: list[Mapping[Side, list[int]]] = []
     for layer in range(geometry.layers):
         widths = {side: artifact.tensor(f"layers.{layer}.{side}.bits") for side in SIDES}
@@ -236,28 +235,41 @@ def open_plan(path: Path) -> Plan:
     return Plan(artifact, recipe, budget, bits, groups)
 
 
+def head_groups_of(artifact: Artifact, recorded: object) -> HeadGroups:
+    """Head groups as a Transform's settings or a Plan's results record them; raises `ArtifactError`."""
+    kind, heads = artifact.manifest.kind, artifact.manifest.model.geometry.kv_heads
+    try:
+        groups = HeadGroups.model_validate(recorded)
+    except ValidationError as error:
+        raise damaged(artifact.path, kind, f"{recorded!r} are not head groups of keys and values") from error
+    if not groups.divide(heads):
+        raise damaged(artifact.path, kind, f"{groups.described} do not divide {heads} kv heads")
+    return groups
+
+
 def transform_of(plan: Plan, path: Path | None = None) -> Artifact:
     """The Transform a plan was made from, beside it in the run or at ``path``; raises `ArtifactError`."""
-    place = path or plan.artifact.path.parent.parent / "transforms" / plan.recipe.transform
+    place = path or plan.artifact.path.parent.parent / "transforms" / plan.recipe.transform_name
     transform = open_artifact(place, "transform")
     if transform.manifest.digest != plan.artifact.manifest.inputs.get("transform"):
         raise ArtifactError(
             f"{plan.artifact.path} was not made from the transform at {place}",
             "run aatc allocate --force to plan for this transform, or give the right one with --transform",
         )
-    if transform.manifest.settings.get("head_groups") != plan.groups:
-        raise damaged(plan.artifact.path, "plan", f"its {plan.groups} head groups are not those of its transform")
+    if head_groups_of(transform, transform.manifest.settings.get("head_groups")) != plan.groups:
+        raise damaged(plan.artifact.path, "plan", f"its {plan.groups.described} are not those of its transform")
     return transform
 
 
 def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, TransformCodec]]:
     """One float32 codec per layer and side on ``device``; raises `ArtifactError` on values no codec can have."""
     codecs: list[dict[Side, TransformCodec]] = []
-    channels, size = plan.geometry.channels, plan.geometry.channels // plan.groups
-    matrix: tuple[int, ...] = (plan.groups, size, size)
+    channels = plan.geometry.channels
     for layer, widths in enumerate(plan.bits):
         sites: dict[Side, TransformCodec] = {}
         for side in SIDES:
+            groups = plan.groups.of(side)
+            matrix: tuple[int, ...] = (groups, channels // groups, channels // groups)
             parts = {
                 part: _checked(transform, f"layers.{layer}.{side}.{part}", matrix if "code" in part else (channels,))
                 for part in _SITE_TENSORS

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
-from aatc_cli.config import Budget, Window
+from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.schema import read_evaluation
-from aatc_cli.profiles import ModelProfile, Recipe
+from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
-from aatc_cli.stages.files import Plan, Run, open_plan
+from aatc_cli.stages.files import Plan, Run, head_groups_of, open_plan
 
 # the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
 _BARS = "·▁▂▃▄▅▆▇█"
@@ -103,8 +103,9 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
 
 def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:
     """The byte law for a profile at a budget, with no model and no plan at hand."""
-    bits = _nominal_bits(profile, recipe.window, budget)
-    layout = CacheLayout.nominal(profile.geometry, recipe.window, profile.head_groups, bits).summary(context)
+    bits = _nominal_bits(profile, recipe, budget)
+    groups = _groups(profile, recipe)
+    layout = CacheLayout.nominal(profile.geometry, recipe.window, groups, bits).summary(context)
     data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout
     geometry = profile.geometry
     facts = Table(
@@ -113,6 +114,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
             ["layers", str(geometry.layers)],
             ["query heads / kv heads / head dim", f"{geometry.heads} / {geometry.kv_heads} / {geometry.head_dim}"],
             ["head groups", f"{profile.head_groups} ({profile.head_groups_why})"],
+            [f"of {recipe.name}", groups.described],
             ["bits per channel", f"{bits:.4g}"],
         ],
     )  # fmt: skip
@@ -130,7 +132,9 @@ def _inspect_transform(path: Path) -> Inspection:
             top = float(variance.max() / variance.median().clamp_min(1e-300))
             sites.append({"layer": layer, "side": side, "effective_rank": rank, "top_over_median": top})
             rows.append([f"{layer} {side}", f"{rank:.1f}", f"{top:.3g}"])
-    table = Table(f"transform for {artifact.manifest.model.name}", ["site", "effective rank", "top / median"], rows)
+    groups = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
+    title = f"transform for {artifact.manifest.model.name}, {groups.described}"
+    table = Table(title, ["site", "effective rank", "top / median"], rows)
     return _artifact_inspection(artifact, {"sites": sites}, table)
 
 
@@ -152,13 +156,18 @@ def _artifact_inspection(artifact: Artifact, extra: dict[str, Any], table: Table
     return Inspection(data | extra, [table])
 
 
-def _nominal_bits(profile: ModelProfile, window: Window, budget: Budget) -> float:
+def _groups(profile: ModelProfile, recipe: Recipe) -> HeadGroups:
+    return recipe.head_groups(profile.geometry.kv_heads, HeadGroups.both(profile.head_groups))
+
+
+def _nominal_bits(profile: ModelProfile, recipe: Recipe, budget: Budget) -> float:
     if budget.unit == "bits":
         return budget.value
     assert budget.context is not None
-    empty = CacheLayout.nominal(profile.geometry, window, profile.head_groups, 0.0)
+    groups = _groups(profile, recipe)
+    empty = CacheLayout.nominal(profile.geometry, recipe.window, groups, 0.0)
     spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
-    one = CacheLayout.nominal(profile.geometry, window, profile.head_groups, 1.0)
+    one = CacheLayout.nominal(profile.geometry, recipe.window, groups, 1.0)
     return spare / (one.bytes(budget.context) - empty.bytes(budget.context))
 
 

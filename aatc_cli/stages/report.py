@@ -131,9 +131,9 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
     if not plans:
         return Absent(NO_PLANS)
     recipe = plans[0].recipe
-    place = run.transform(recipe.transform)
+    place = run.transform(recipe.transform_name)
     if not place.exists():
-        return Absent(f"No transform {recipe.transform!r} in this run to take the spectrum from: aatc whiten")
+        return Absent(f"No transform {recipe.transform_name!r} in this run to take the spectrum from: aatc whiten")
     transform = open_artifact(place, "transform")
     chosen = [plan for plan in plans if plan.recipe == recipe]
     if any(plan.artifact.manifest.inputs.get("transform") != transform.manifest.digest for plan in chosen):

@@ -18,7 +18,7 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import GroupTransform, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.profiles import dump
+from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.versions import versions
 
@@ -29,16 +29,18 @@ class WhitenSettings(Settings):
     """What is computed from the Stats."""
 
     transform: TransformKind = "whiten"
-    head_groups: int = Field(1, ge=1, description="head groups per layer, each transformed jointly")
+    head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
     percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
 
 
 def whiten(
     run: Run, *, transform_stats: Path, rate_stats: Path, transform: TransformKind = "whiten",
-    head_groups: int | None = None, percentile: float = 99.0, force: bool = False,
+    head_groups: int | None = None, key_groups: GroupChoice = "profile", value_groups: GroupChoice = "profile",
+    percentile: float = 99.0, force: bool = False,
 ) -> Manifest:  # fmt: skip
     """Make the Transform of ``run`` from Stats: the matrices from one, variances, weights and scales from the other.
 
+    ``head_groups`` stands in for the number of the profile, which the choice "profile" takes.
     Raises `ArtifactError` for Stats that are missing, damaged or of two models, `UsageError` for head groups that do
     not divide the kv heads.
     """
@@ -56,9 +58,10 @@ def whiten(
             f"{basis.path} holds no loss gradients, which the metric transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
-    settings = WhitenSettings(transform=transform, head_groups=groups, percentile=percentile)
+    chosen = HeadGroups.chosen(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
+    settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile)
     inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
-    target = run.transform(transform)
+    target = run.transform(transform_name(transform, key_groups, value_groups))
     with run.lock():
         wanted = {"settings": dump(settings), "inputs": inputs, "model": rates.manifest.model.model_dump(mode="json")}
         existing = unchanged(target, "transform", wanted, force=force)
@@ -66,7 +69,7 @@ def whiten(
             say(f"whiten: inputs unchanged, nothing to do ({target})")
             return existing
         manifest = _write(target, basis, rates, settings, inputs)
-    say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {groups} head groups -> {target}")
+    say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {chosen.described} -> {target}")
     return manifest
 
 
@@ -99,7 +102,7 @@ def site_transform(
     outer, rate_outer = (basis.k_outer, rates.k_outer) if side == "k" else (basis.v_outer, rates.v_outer)
     rows = rates.k_rows if side == "k" else rates.v_rows
     fisher, rate_fisher = (basis.k_fisher, rates.k_fisher) if side == "k" else (basis.v_fisher, rates.v_fisher)
-    groups = settings.head_groups
+    groups = settings.head_groups.of(side)
     moments, metrics = group_moments(outer / basis.count, groups), group_moments(fisher / basis.count, groups)
     parts = [_group(moment, metric, settings) for moment, metric in zip(moments, metrics, strict=True)]
     encode = torch.stack([part.encode for part in parts])

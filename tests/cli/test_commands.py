@@ -156,7 +156,7 @@ def test_nothing_to_do_says_so_and_touches_nothing(aatc: Any, collect: Any, tmp_
         (("collect", "--seed", 1), ("settings.seed was 0, now 1",)),
         (("collect", "--samples", 7), ("settings.samples was 6, now 7", "texts[0].windows was 6, now 7")),
         (("whiten", "--percentile", 90), ("settings.percentile was 99.0, now 90.0",)),
-        (("whiten", "--head-groups", 2), ("settings.head_groups was 1, now 2",)),
+        (("whiten", "--head-groups", 2), ("settings.head_groups.k was 1, now 2",)),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value[0], str) and " " not in value[0] else None,
 )
@@ -199,7 +199,8 @@ def test_a_profile_gives_texts_and_head_groups(aatc: Any, tiny_llama: Path, corp
     options = ("--run", run, "--model", tiny_llama)
     assert aatc("collect", *options, "--profile", profile).code == 0
     aatc("whiten", "--run", run)
-    assert open_artifact(run / "transforms" / "whiten", "transform").manifest.settings["head_groups"] == 2
+    transform = open_artifact(run / "transforms" / "whiten", "transform")
+    assert transform.manifest.settings["head_groups"] == {"k": 2, "v": 2}
     # the same collection without the profile is another one, since whiten would take other head groups
     outcome = aatc("collect", *options, "--text", corpus, "--samples", 6, "--length", 48)
     assert outcome.code == 1

@@ -16,9 +16,9 @@ from aatc_cli.core.layout import (
     packed_tokens,
     plane_counts,
 )
-from aatc_cli.profiles import load_model_profile
+from aatc_cli.profiles import HeadGroups, load_model_profile
 
-PAPER_WINDOW = Window()
+PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)
 SMALL = Geometry(layers=2, heads=4, kv_heads=2, head_dim=6, hidden_size=24)
 
 
@@ -65,7 +65,7 @@ COMP = [
 @pytest.mark.parametrize(("name", "bits", "ratio"), COMP)
 def test_papers_compression_ratios_at_8192_tokens(name, bits, ratio):
     profile = load_model_profile(name)
-    layout = CacheLayout.nominal(profile.geometry, PAPER_WINDOW, profile.head_groups, bits)
+    layout = CacheLayout.nominal(profile.geometry, PAPER_WINDOW, HeadGroups.both(profile.head_groups), bits)
     assert layout.ratio(8192) == pytest.approx(ratio, rel=0.03)
     assert layout.bits_effective(8192) == pytest.approx(16 / ratio, rel=0.03)
 
@@ -73,7 +73,7 @@ def test_papers_compression_ratios_at_8192_tokens(name, bits, ratio):
 def test_papers_megabytes():
     profile = load_model_profile("llama-3.1-8b-instruct")
     assert profile.head_groups == 2
-    layout = CacheLayout.nominal(profile.geometry, PAPER_WINDOW, 2, 2.5)
+    layout = CacheLayout.nominal(profile.geometry, PAPER_WINDOW, HeadGroups.both(2), 2.5)
     assert layout.reference_bytes(8192) == 8192 * 32 * 2 * 1024 * 2
     assert layout.reference_bytes(8192) == pytest.approx(1.07e9, rel=0.005)
     assert layout.bytes(8192) == pytest.approx(184e6, rel=0.03)
@@ -134,7 +134,7 @@ def test_planes_hold_every_bit_of_a_code():
 
 
 @settings(max_examples=60, deadline=None)
-@given(windows(), st.integers(0, 90), st.sampled_from([1, 2]), st.integers(0, 2**32 - 1))
+@given(windows(), st.integers(0, 90), st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)]), st.integers(0, 2**32 - 1))
 def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, seed):
     rng = np.random.default_rng(seed)
     channels = SMALL.channels
@@ -146,10 +146,10 @@ def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, se
             codes = np.stack([rng.integers(0, 1 << width, packed) for width in widths], axis=1)
             strings = key_strings(codes, widths) if side == "k" else value_strings(codes, widths, window.flush)
             built[side] += sum(map(len, strings))
-            built["scales"] += len(np.zeros((packed, groups), np.float16).tobytes())
+            built["scales"] += len(np.zeros((packed, groups[side == "v"]), np.float16).tobytes())
             built["sinks"] += len(np.zeros((sinks, channels), np.float16).tobytes())
             built["window"] += len(np.zeros((slots, channels), np.float16).tobytes())
-    layout = CacheLayout.of_bits(SMALL, window, groups, bits)
+    layout = CacheLayout.of_bits(SMALL, window, HeadGroups(k=groups[0], v=groups[1]), bits)
     parts = layout.breakdown(tokens)
     assert layout.bytes(tokens) == sum(built.values()) == sum(parts.values())
     assert parts["codes_keys"] + parts["codes_values"] + parts["padding"] == built["k"] + built["v"]
@@ -166,11 +166,11 @@ def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, se
 @pytest.mark.parametrize("width", range(17))
 def test_uniform_widths_that_fill_their_bytes_have_no_padding(width):
     geometry = Geometry(layers=1, heads=2, kv_heads=2, head_dim=8, hidden_size=16)
-    layout = CacheLayout.of_bits(geometry, Window(), 1, [{"k": [width] * 16, "v": [width] * 16}])
+    layout = CacheLayout.of_bits(geometry, Window(), ONE, [{"k": [width] * 16, "v": [width] * 16}])
     parts = layout.breakdown(1000)
     assert parts["padding"] == 0
     assert parts["codes_keys"] == parts["codes_values"] == packed_tokens(1000, Window()) * 16 * width // 8
-    assert layout.breakdown(1000) == CacheLayout.nominal(geometry, Window(), 1, width).breakdown(1000)
+    assert layout.breakdown(1000) == CacheLayout.nominal(geometry, Window(), ONE, width).breakdown(1000)
     assert sum(plane * count for plane, count in plane_counts([width] * 3).items()) == 3 * width
 
 
@@ -178,7 +178,7 @@ def test_zero_bit_channels_cost_nothing():
     some = SiteWidths.of([3, 9, 1], 16)
     assert SiteWidths.of([3, 0, 9, 1, 0, 0], 16) == some
     assert SiteWidths.of([0] * 50, 16) == SiteWidths(0.0, 0, 0.0, 0.0)
-    silent = CacheLayout.of_bits(SMALL, Window(), 2, [{"k": [0] * 12, "v": [0] * 12}] * 2)
+    silent = CacheLayout.of_bits(SMALL, Window(), HeadGroups.both(2), [{"k": [0] * 12, "v": [0] * 12}] * 2)
     parts = silent.breakdown(500)
     assert parts["codes_keys"] == parts["codes_values"] == parts["padding"] == 0
     assert silent.static_breakdown()["decode_matrices"] == 0
@@ -189,7 +189,7 @@ def test_zero_bit_channels_cost_nothing():
 def test_bytes_never_fall_with_tokens_and_scale_with_the_batch(window, seed):
     rng = np.random.default_rng(seed)
     bits = [{side: rng.integers(0, 17, 12).tolist() for side in ("k", "v")} for _ in range(2)]
-    layout = CacheLayout.of_bits(SMALL, window, 2, bits)
+    layout = CacheLayout.of_bits(SMALL, window, HeadGroups(k=2, v=1), bits)
     sizes = [layout.bytes(tokens) for tokens in range(120)]
     assert sizes == sorted(sizes)
     assert sizes[0] == 0
@@ -199,7 +199,7 @@ def test_bytes_never_fall_with_tokens_and_scale_with_the_batch(window, seed):
 
 
 def test_short_contexts_are_the_float16_cache():
-    layout = CacheLayout.nominal(SMALL, PAPER_WINDOW, 1, 2.0)
+    layout = CacheLayout.nominal(SMALL, PAPER_WINDOW, ONE, 2.0)
     for tokens in (1, 4, 132):
         assert layout.ratio(tokens) == 1.0
         assert layout.bits_effective(tokens) == 16.0
@@ -210,11 +210,16 @@ def test_short_contexts_are_the_float16_cache():
 
 def test_static_bytes_and_summary():
     bits = [{"k": [1] * 5 + [0] * 7, "v": [2] * 12}, {"k": [0] * 12, "v": [4] * 3 + [0] * 9}]
-    layout = CacheLayout.of_bits(SMALL, PAPER_WINDOW, 2, bits)
+    layout = CacheLayout.of_bits(SMALL, PAPER_WINDOW, HeadGroups(k=2, v=1), bits)
     coded = 5 + 12 + 0 + 3
-    rows, scales, widths = np.zeros((coded, 6), np.float16), np.zeros(coded, np.float32), np.zeros((2, 2, 12), np.uint8)
+    keys, values = np.zeros((5, 6), np.float16), np.zeros((12 + 3, 12), np.float16)
+    scales, widths = np.zeros(coded, np.float32), np.zeros((2, 2, 12), np.uint8)
     static = layout.static_breakdown()
-    assert static == {"decode_matrices": rows.nbytes, "channel_scales": scales.nbytes, "widths": widths.nbytes}
+    assert static == {
+        "decode_matrices": keys.nbytes + values.nbytes,
+        "channel_scales": scales.nbytes,
+        "widths": widths.nbytes,
+    }
     summary = layout.summary(1000, batch=3)
     assert summary["bytes_total"] == 3 * layout.bytes(1000) == sum(layout.breakdown(1000, 3).values())
     assert summary["bytes_static"] == sum(static.values())

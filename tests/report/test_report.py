@@ -22,7 +22,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.evals.schema import DistortionRow, Evaluation, write_evaluation
-from aatc_cli.profiles import Protection, Recipe, load_recipe
+from aatc_cli.profiles import HeadGroups, Protection, Recipe, load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
@@ -79,14 +79,14 @@ def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transf
             for side in SIDES:
                 writer.add(f"layers.{layer}.{side}.bits", torch.tensor(sites[side], dtype=torch.uint8))
         widths = [{side: sites[side].tolist() for side in SIDES} for sites in result.bits]
-        layout = CacheLayout.of_bits(model.geometry, chosen.window, 1, widths)
+        layout = CacheLayout.of_bits(model.geometry, chosen.window, HeadGroups.both(1), widths)
         mean = float(np.mean([sites[side].mean() for sites in result.bits for side in SIDES]))
         return writer.commit(
             settings={"recipe": chosen.model_dump(mode="json"), "budget": budget.model_dump(mode="json")}, model=model,
             inputs={"transform": transform},
             results={
-                "bits_mean": mean, "predicted": result.predicted, "water_level": result.water_level, "head_groups": 1,
-                "layout": layout.summary(8192),
+                "bits_mean": mean, "predicted": result.predicted, "water_level": result.water_level,
+                "head_groups": {"k": 1, "v": 1}, "layout": layout.summary(8192),
             },
         ).digest  # fmt: skip
 

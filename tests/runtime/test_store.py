@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import CacheLayout, packed_tokens
 from aatc_cli.core.transform import decode
+from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.store import LayerStore
 
-CHANNELS, GROUPS, HEADS = 12, 2, 4
+CHANNELS, HEADS = 12, 4
+GROUPS = HeadGroups(k=4, v=2)
 
 
 def sites(codec, window, bits="mixed", seed=0, bias=False, **options):
     generator = torch.Generator().manual_seed(seed)
     biases = [torch.randn(CHANNELS, generator=generator, dtype=torch.float64) if bias else None for _ in range(2)]
     return [
-        SiteCodec(side, codec(CHANNELS, GROUPS, bits, seed + i, **options), biases[i], window.flush)
+        SiteCodec(side, codec(CHANNELS, GROUPS.of(side), bits, seed + i, **options), biases[i], window.flush)
         for i, side in enumerate(("k", "v"))
     ]
 
@@ -128,8 +130,8 @@ def test_contents_are_the_codec_s_own(codec, quantizer, bias):
     for token in (0, 7, 51):
         alpha = stream.value_scales[:, :, token].double()
         weighted = [
-            (alpha[:, g, None] * latents[g][:, token])[:, None, None].expand(2, HEADS // GROUPS, 1, -1)
-            for g in range(GROUPS)
+            (alpha[:, g, None] * latents[g][:, token])[:, None, None].expand(2, HEADS // GROUPS.v, 1, -1)
+            for g in range(GROUPS.v)
         ]
         value = stream.value_site.values(weighted, torch.ones(2, HEADS, 1, 1, dtype=torch.float64))
         torch.testing.assert_close(

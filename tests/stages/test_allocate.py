@@ -266,19 +266,51 @@ def test_widths_below_the_recipe_s_own_least(run_folder: Path) -> None:
         open_plan(plan.artifact.path)
 
 
-@pytest.mark.parametrize("groups", [0, 3, -1, 1.0, "1", None, True])
-def test_plans_with_head_groups_they_cannot_have(run_folder: Path, groups: object) -> None:
+@pytest.mark.parametrize("groups", [0, -1, 1.0, "1", None, True])
+def test_plans_with_head_groups_that_are_none(run_folder: Path, groups: object) -> None:
     path = run_folder / "plans" / "paper-3"
-    rewrite(path, "plan", results={"head_groups": groups})
-    with pytest.raises(ArtifactError, match="head groups do not divide 2 kv heads"):
+    for recorded in (groups, {"k": 1, "v": groups}, {"k": 1}, {"k": 1, "v": 1, "q": 1}):
+        rewrite(path, "plan", results={"head_groups": recorded})
+        with pytest.raises(ArtifactError, match=r"are not head groups of keys and values"):
+            open_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"), [((3, 3), "3 head groups"), ((2, 4), "2 head groups of keys and 4 of values")]
+)
+def test_plans_with_head_groups_that_do_not_divide(run_folder: Path, groups: tuple[int, int], says: str) -> None:
+    path = run_folder / "plans" / "paper-3"
+    rewrite(path, "plan", results={"head_groups": dict(zip("kv", groups, strict=True))})
+    with pytest.raises(ArtifactError, match=f"{says} do not divide 2 kv heads"):
         open_plan(path)
 
 
 def test_plans_with_the_head_groups_of_another_transform(run_folder: Path) -> None:
     path = run_folder / "plans" / "paper-3"
-    rewrite(path, "plan", results={"head_groups": 2})
-    with pytest.raises(ArtifactError, match="its 2 head groups are not those of its transform"):
+    rewrite(path, "plan", results={"head_groups": {"k": 1, "v": 2}})
+    with pytest.raises(ArtifactError, match="its 1 head group of keys and 2 of values are not those of its transform"):
         check(open_plan(path))
+
+
+def test_recipes_of_different_head_groups_live_side_by_side(run_folder: Path) -> None:
+    run = Run(run_folder)
+    split = FREE.model_copy(update={"name": "split", "key_groups": "per-head", "value_groups": "all"})
+    with pytest.raises(ArtifactError, match=r"there is no transform at .*whiten-keys-per-head-values-all") as caught:
+        plan_of(run_folder, bits(3.0), split)
+    command = "aatc whiten --key-groups per-head --value-groups all"
+    assert caught.value.hint == f"run {command} to make it"
+    with pytest.raises(UsageError, match="needs other head groups than the 1 head group of") as caught:
+        plan_of(run_folder, bits(3.0), split, transform=run.transform("whiten"))
+    assert caught.value.hint == f"run {command}"
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), key_groups="per-head", value_groups="all")
+    for recipe, (keys, values) in ((split, (2, 1)), (FREE, (1, 1))):
+        plan = plan_of(run_folder, bits(3.0), recipe)
+        assert plan.artifact.manifest.results["head_groups"] == {"k": keys, "v": values}
+        assert check(plan) == []
+        for layer in load_codecs(plan, transform_of(plan), "cpu"):
+            assert (layer["k"].groups, layer["v"].groups) == (keys, values)
+        scales = plan.layout.breakdown(1024)["token_scales"]
+        assert scales == 896 * 4 * (keys + values) * 2
 
 
 @pytest.mark.parametrize(

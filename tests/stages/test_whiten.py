@@ -157,8 +157,31 @@ def test_head_groups_of_the_stats_are_the_default(tiny_llama: Path, corpus: Path
         run, "stats", find_model(str(tiny_llama)), TextMixture(sources=[str(corpus)], samples=6, length=64), settings,
         CollectOptions(),
     )  # fmt: skip
-    assert make(tmp_path, run.stats()).manifest.settings["head_groups"] == 2
-    assert make(tmp_path / "b", run.stats(), head_groups=1).manifest.settings["head_groups"] == 1
+    assert make(tmp_path, run.stats()).manifest.settings["head_groups"] == {"k": 2, "v": 2}
+    assert make(tmp_path / "b", run.stats(), head_groups=1).manifest.settings["head_groups"] == {"k": 1, "v": 1}
+
+
+def test_keys_and_values_have_groups_of_their_own(base_run: Path, tmp_path: Path) -> None:
+    run, stats = Run(tmp_path / "run"), base_run / "stats"
+    for keys, values, folder, groups in (
+        ("per-head", "all", "whiten-keys-per-head-values-all", {"k": 2, "v": 1}),
+        ("profile", "per-head", "whiten-values-per-head", {"k": 1, "v": 2}),
+    ):
+        whiten(run, transform_stats=stats, rate_stats=stats, key_groups=keys, value_groups=values)
+        made = open_artifact(run.transform(folder), "transform")
+        assert made.manifest.settings["head_groups"] == groups
+        for side, count in groups.items():
+            alike = open_artifact(
+                make(tmp_path / f"{folder}{side}", stats, head_groups=count).path, "transform"
+            )  # each side is what it is where both have its groups
+            for name, tensor in site(made, 1, side).items():
+                assert torch.equal(tensor, alike.tensor(f"layers.1.{side}.{name}")), (folder, side, name)
+    # a number stands in for the profile's, and a choice goes before it
+    whiten(run, transform_stats=stats, rate_stats=stats, head_groups=2, value_groups="all")
+    assert open_artifact(run.transform("whiten-values-all"), "transform").manifest.settings["head_groups"] == {
+        "k": 2,
+        "v": 1,
+    }
 
 
 @pytest.mark.parametrize("groups", [0, -1, 3, 4])
@@ -176,7 +199,7 @@ def test_unchanged_changed_and_forced(base_run: Path, tmp_path: Path, snapshot: 
     assert make(tmp_path, base_run / "stats").manifest == first.manifest
     assert "whiten: inputs unchanged, nothing to do" in capsys.readouterr().err
     for changes, says in (
-        ({"head_groups": 2}, "settings.head_groups was 1, now 2"),
+        ({"head_groups": 2}, "settings.head_groups.k was 1, now 2; settings.head_groups.v was 1, now 2"),
         ({"percentile": 98.0}, "settings.percentile was 99.0, now 98.0"),
     ):
         with pytest.raises(SettingsMismatchError) as caught:
