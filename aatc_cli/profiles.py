@@ -126,6 +126,8 @@ class Recipe(Settings):
             raise ValueError('quantizer "float16" and allocator "none" go together')
         if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
             raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')
+        if self.pool == "joint" and (self.key_weight == "fisher") != (self.value_weight == "fisher"):
+            raise ValueError('pool "joint" weighs both sides by "fisher" or neither: nothing else is in nats')
         return self
 
     def head_groups(self, kv_heads: int, profile: HeadGroups) -> HeadGroups:
