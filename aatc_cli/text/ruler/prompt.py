@@ -1,0 +1,106 @@
+"""What every RULER task makes, and the longest haystack that a context has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from aatc_cli.errors import AatcError
+
+Metric = Literal["string_match_all", "string_match_part"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: the ``text`` of the user, the ``prefix`` of the answer, and the strings its rest must contain."""
+
+    text: str
+    prefix: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One RULER task at one context length.
+
+    build(random, index, size) makes the prompt of sample ``index`` with ``size`` units of haystack (lines, words,
+    documents); all that does not belong to the haystack is drawn first, so it is the same at every size. ``least`` and
+    ``most`` bound the size; ``room`` is the tokens the answer may take; ``questions`` bounds the samples. ``scarce``
+    says what has run out when the haystack cannot grow to the context, or is None where a shorter one is in order.
+    """
+
+    name: str
+    metric: Metric
+    room: int
+    least: int
+    build: Callable[[Random, int, int], Prompt]
+    most: int | None = None
+    questions: int | None = None
+    scarce: str | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and the tokens the model is given for it."""
+
+    prompt: Prompt
+    tokens: list[int]
+
+
+def make_samples(
+    task: Task, context: int, count: int, seed: int, encode: Callable[[Prompt], list[int]]
+) -> list[Sample]:
+    """At most ``count`` prompts that leave ``task.room`` tokens of ``context`` free; ``encode`` gives their tokens.
+
+    The haystack is as long as it can be for the first sample; later ones give way a little where theirs is longer in
+    tokens. Raises `AatcError` when not even the smallest haystack fits, or there is not enough to make a larger one of.
+    """
+    budget = context - task.room
+
+    def attempt(index: int, size: int) -> Sample:
+        # a string seeds through a hash that is the same on every machine and version
+        prompt = task.build(Random(f"{seed} {task.name} {context} {index}"), index, size)
+        return Sample(prompt, encode(prompt))
+
+    size = largest_size(task, lambda size: len(attempt(0, size).tokens) <= budget)
+    if size == 0:
+        raise too_small(task, context)
+    if size == task.most and task.scarce:
+        raise AatcError(f"{task.name} cannot fill a context of {context} tokens: {task.scarce}", "give a longer --text")
+    samples = []
+    for index in range(min(count, task.questions or count)):
+        used, sample = size, attempt(index, size)
+        while len(sample.tokens) > budget:
+            excess = (len(sample.tokens) - budget) / len(sample.tokens)
+            used -= max(int(used * excess / 2), 1)
+            if used < task.least:
+                raise too_small(task, context)
+            sample = attempt(index, used)
+        samples.append(sample)
+    return samples
+
+
+def largest_size(task: Task, fits: Callable[[int], bool]) -> int:
+    """The largest size for which ``fits`` holds, which is true up to some size; 0 when it is true for none."""
+    low, high = task.least, task.least
+    if not fits(low):
+        return 0
+    while task.most is None or high < task.most:
+        high = min(high * 2, task.most) if task.most is not None else high * 2
+        if not fits(high):
+            break
+        low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def too_small(task: Task, context: int) -> AatcError:
+    """The error for a context that has no room for the task."""
+    return AatcError(
+        f"{task.name} with {task.room} new tokens does not fit into a context of {context} tokens",
+        "give a larger --context",
+    )
