@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from aatc_cli.errors import UsageError
 
@@ -34,13 +42,29 @@ class Window(Settings):
 
 
 class Geometry(Settings):
-    """Shape of a model's key-value cache: everything the byte law and the allocator need to know of a model."""
+    """Shape of a model's key-value cache: everything the byte law and the allocator need to know of a model.
 
-    layers: int = Field(ge=1)
+    Two fields are of models that mix sliding layers, kept exact, with full ones; for others they are not written.
+    """
+
+    layers: int = Field(ge=1, description="layers whose cache is compressed")
     heads: int = Field(ge=1, description="query heads")
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
+    sliding_layers: int = Field(0, ge=0, description="sliding layers beside full ones, kept exact")
+    sliding_window: int | None = Field(None, ge=1, description="tokens that each of those holds at most")
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return data if self.sliding_layers else {k: v for k, v in data.items() if not k.startswith("sliding_")}
+
+    @model_validator(mode="after")
+    def _sliding_fits(self) -> Self:
+        if (self.sliding_layers > 0) != (self.sliding_window is not None):
+            raise ValueError("sliding_layers and sliding_window go together")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

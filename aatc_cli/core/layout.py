@@ -3,14 +3,15 @@
 Window rule: after token t is appended, blocks of f oldest non-sink tokens are packed while more than w recent ones are
 left. Packed keys lie along channels (one row of bytes per token and bit plane), packed values along tokens (one run of
 bytes per channel and flush block); a width is the sum of its power-of-two planes (5 = 4 + 1), so no code straddles a
-byte. The recent window is a ring of w slots in the model's dtype, counted whole once it has been filled.
+byte. The recent window is a ring of w slots in the model's dtype, counted whole once it has been filled. Sliding layers
+beside full ones are not compressed: each holds at most its own window of tokens as they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
@@ -68,7 +69,7 @@ class SiteWidths:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Bytes of a whole model's compressed cache. ``widths[layer] = (key site, value site)``."""
+    """Bytes of a whole model's cache. ``widths[layer] = (key site, value site)`` of the compressed layers."""
 
     geometry: Geometry
     window: Window
@@ -108,6 +109,8 @@ class CacheLayout:
             "sinks": sinks * sites * row,
             "window": slots * sites * row,
         }
+        if self.geometry.sliding_layers:
+            parts["sliding_layers"] = sliding_bytes(self.geometry, tokens)
         return {cause: batch * count for cause, count in parts.items()}
 
     def bytes(self, tokens: int, batch: int = 1) -> int:
@@ -139,10 +142,16 @@ class CacheLayout:
         """All live bytes as bits per cached number; 16 for the float16 cache."""
         return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
 
+    def of_full_layers(self) -> CacheLayout:
+        """The law of the compressed layers alone, as if the model had no sliding ones."""
+        return replace(self, geometry=self.geometry.model_copy(update={"sliding_layers": 0, "sliding_window": None}))
+
     def summary(self, tokens: int, batch: int = 1) -> dict[str, object]:
-        """Everything above at one context, as JSON-ready data."""
+        """Everything above at one context, as JSON-ready data; with sliding layers, the full ones apart as well."""
         total, static = self.bytes(tokens, batch), self.static_breakdown()
         reference = self.reference_bytes(tokens, batch)
+        full = self.of_full_layers()
+        apart = {"ratio_full_layers": full.ratio(tokens), "bits_effective_full_layers": full.bits_effective(tokens)}
         return {
             "context": tokens,
             "batch": batch,
@@ -154,9 +163,17 @@ class CacheLayout:
             "bits_effective": 16.0 * total / reference,
             "breakdown": self.breakdown(tokens, batch),
             "breakdown_static": static,
+            **(apart if self.geometry.sliding_layers else {}),
         }
 
 
 def fp16_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
-    """Bytes of an uncompressed float16 cache: 2 sites per layer, C channels, 2 bytes."""
-    return batch * tokens * 2 * geometry.layers * geometry.channels * HALF_BYTES
+    """Bytes of an uncompressed float16 cache: 2 sites per layer, C channels, 2 bytes; sliding layers at most a window."""
+    full = tokens * 2 * geometry.layers * geometry.channels * HALF_BYTES
+    return batch * (full + sliding_bytes(geometry, tokens))
+
+
+def sliding_bytes(geometry: Geometry, tokens: int) -> int:
+    """Bytes that the exact sliding layers of a model hold of one sequence of ``tokens`` tokens."""
+    held = min(tokens, geometry.sliding_window or 0)
+    return held * 2 * geometry.sliding_layers * geometry.channels * HALF_BYTES

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
+from aatc_cli.core.attend import softmax_with_sinks
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.distortion import coupled_key_distortion, coupled_value_distortion
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.rope import apply_rope, unapply_rope
+from aatc_cli.core.rope import unapply_rope
+from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import DistortionRow
 from aatc_cli.evals.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
@@ -48,6 +50,7 @@ class _Step:
     output: Tensor  # [J, M] per head; their sum is the attention output
     packed: Tensor  # [T] bool: read from the packed cache
     hidden: Tensor  # [T] bool: behind the layer's sliding window
+    sinks: Tensor | None  # [J, 1] logits without a value
 
 
 @torch.no_grad()
@@ -57,8 +60,11 @@ def measure_distortion(
 ) -> list[DistortionRow]:  # fmt: skip
     """Rows for every layer, side and width: the plan's own widths and `UNIFORM_WIDTHS`, averaged over queries.
 
-    windows [n, T]; ``positions`` are the query positions measured in every window.
+    windows [n, T]; ``positions`` are the query positions measured in every window. Raises `AatcError` for a model that
+    caps its scores: the prediction is of scores that are linear in the key.
     """
+    if any(site.softcap is not None for site in sites):
+        raise AatcError("the distortion of capped attention scores is not predicted", "use --task kl or perplexity")
     table: dict[tuple[int, Side, float, bool], _Sums] = defaultdict(_Sums)
 
     def attend(inputs: LayerInputs) -> Tensor:
@@ -138,16 +144,17 @@ def _value_predictor(steps: list[_Step], basis: Tensor, output_rows: Tensor) -> 
 def _step(inputs: LayerInputs, keys: Tensor, values: Tensor, window: Window, t: int) -> _Step:
     query = inputs.query[0, :, t].to(torch.float64) * inputs.scaling
     hidden = torch.arange(t + 1, device=keys.device) <= t - (inputs.sliding_window or t + 1)
-    weights = _attention(query, keys[:, : t + 1], hidden)
+    sinks = None if inputs.site.sinks is None else inputs.site.sinks.to(torch.float64)[:, None]
+    weights = _attention(query, keys[:, : t + 1], hidden, sinks)
     seen = values[:, : t + 1]
     packed = torch.zeros(t + 1, dtype=torch.bool, device=keys.device)
     packed[window.sinks : window.sinks + packed_tokens(t + 1, window)] = True
-    return _Step(weights, query, seen, torch.einsum("jt,jtm->jm", weights, seen), packed, hidden)
+    return _Step(weights, query, seen, torch.einsum("jt,jtm->jm", weights, seen), packed, hidden, sinks)
 
 
-def _attention(query: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
+def _attention(query: Tensor, keys: Tensor, hidden: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax weights [J, T] of rotated, scaled queries [J, D] over keys [J, T, D]."""
-    return torch.einsum("jd,jtd->jt", query, keys).masked_fill(hidden, float("-inf")).softmax(-1)
+    return softmax_with_sinks(torch.einsum("jd,jtd->jt", query, keys).masked_fill(hidden, float("-inf")), sinks)
 
 
 def _head_basis(codec: TransformCodec, kv_heads: int, dim: int) -> Tensor:
@@ -163,7 +170,7 @@ def _effective_queries(inputs: LayerInputs, step: _Step, basis: Tensor) -> Tenso
     """Latent query of every head for every token: rotate q back by the token's position, then through B. [J, T, C]."""
     count = step.packed.numel()
     tables = (inputs.cos[:1, :count].to(torch.float64), inputs.sin[:1, :count].to(torch.float64))
-    turned = unapply_rope(step.query[None, :, None].expand(-1, -1, count, -1), *tables)[0]
+    turned = unapply_rope(step.query[None, :, None].expand(-1, -1, count, -1), *tables, inputs.site.rope)[0]
     return torch.einsum("jtd,jcd->jtc", turned, basis)
 
 
@@ -172,7 +179,7 @@ def _reconstructed(inputs: LayerInputs, side: Side, codec: TransformCodec, kv_he
     raw, bias = (inputs.k_raw, inputs.site.k_bias) if side == "k" else (inputs.v_raw, inputs.site.v_bias)
     vectors = rebias(codec.reconstruct(raw), bias)
     vectors = vectors.reshape(*vectors.shape[:-1], kv_heads, dim).transpose(1, 2)
-    return (apply_rope(vectors, inputs.cos, inputs.sin) if side == "k" else vectors)[0].to(torch.float64)
+    return (inputs.rotate(vectors) if side == "k" else vectors)[0].to(torch.float64)
 
 
 def _measured(side: Side, step: _Step, keys: Tensor, noisy: Tensor) -> float:
@@ -180,7 +187,7 @@ def _measured(side: Side, step: _Step, keys: Tensor, noisy: Tensor) -> float:
     packed = step.packed[None, :, None]
     if side == "k":
         mixed = torch.where(packed, noisy, keys)
-        weights = _attention(step.query, mixed, step.hidden)
+        weights = _attention(step.query, mixed, step.hidden, step.sinks)
         output = torch.einsum("jt,jtm->jm", weights, step.values)
     else:
         output = torch.einsum("jt,jtm->jm", step.weights, torch.where(packed, noisy, step.values))

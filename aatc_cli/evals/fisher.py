@@ -17,7 +17,6 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
-from aatc_cli.core.rope import apply_rope
 from aatc_cli.evals.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override
@@ -46,7 +45,7 @@ def fisher_pass(
         def by_head(x: Tensor, bias: Tensor | None) -> Tensor:
             return rebias(x, bias).reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
-        keys = apply_rope(by_head(k_copy, site.k_bias), inputs.cos, inputs.sin)
+        keys = inputs.rotate(by_head(k_copy, site.k_bias))
         return mixed_attention(inputs, keys, by_head(v_copy, site.v_bias), window)
 
     try:

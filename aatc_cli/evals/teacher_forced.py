@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
+from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
@@ -55,7 +54,7 @@ def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tens
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
     Raises `AatcError` when re-rotating the captured keys does not give the model's own keys, which means that the
-    model's position embedding is not the half-split rotation this tool reconstructs with.
+    model's position embedding is not the one its architecture is known for.
     """
     heads, dim = inputs.key.shape[1], inputs.key.shape[3]
 
@@ -63,14 +62,15 @@ def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tens
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
     site = inputs.site
-    exact = apply_rope(by_head(rebias(inputs.k_raw, site.k_bias)), inputs.cos, inputs.sin)
+    exact = inputs.rotate(by_head(rebias(inputs.k_raw, site.k_bias)))
     if not torch.allclose(exact, inputs.key, rtol=2e-2, atol=2e-2 * float(inputs.key.abs().amax())):
         raise AatcError(
-            f"the rotary embedding of {site.name} is not the half-split one", "this model is not supported yet"
+            f"the rotary embedding of {site.name} is not the one known of its architecture ({site.rope})",
+            "load the model with the code of transformers itself",
         )
     k_hat = by_head(rebias(codecs["k"].reconstruct(inputs.k_raw), site.k_bias))
     v_hat = by_head(rebias(codecs["v"].reconstruct(inputs.v_raw), site.v_bias))
-    return apply_rope(k_hat, inputs.cos, inputs.sin), v_hat
+    return inputs.rotate(k_hat), v_hat
 
 
 def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window) -> Tensor:
@@ -107,9 +107,10 @@ def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, sta
     if inputs.sliding_window is not None:
         columns = torch.cat((positions[:sinks], positions[far], positions[near]))
         allowed &= queries - columns < inputs.sliding_window
-    return F.scaled_dot_product_attention(
-        inputs.query[:, :, start:end], keys, values, attn_mask=allowed, scale=inputs.scaling, enable_gqa=True
-    )
+    return masked_attention(
+        inputs.query[:, :, start:end], keys, values, allowed, inputs.scaling, sinks=inputs.site.sinks,
+        softcap=inputs.site.softcap,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)

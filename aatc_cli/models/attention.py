@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from aatc_cli.core.attend import causal_mask, masked_attention
+from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import AttentionSite, debias, flatten_heads
+from aatc_cli.models.adapter import AttentionSite, ExactLayer, attention_layers, debias
 
 _NAME = "aatc"
 
@@ -33,7 +35,15 @@ class LayerInputs:
     cos: Tensor
     sin: Tensor
     scaling: float
-    sliding_window: int | None
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens the layer can look back, or None for all of them."""
+        return self.site.sliding_window
+
+    def rotate(self, keys: Tensor) -> Tensor:
+        """Keys [B, H, T, D] from before RoPE, rotated as the model does."""
+        return apply_rope(keys, self.cos, self.sin, self.site.rope)
 
 
 AttentionFunction = Callable[[LayerInputs], Tensor]
@@ -57,20 +67,22 @@ def attention_function(config: Any, name: str, attend: Callable[..., Any], mask:
 
 @contextmanager
 def attention_override(model: nn.Module, sites: list[AttentionSite], function: AttentionFunction) -> Iterator[None]:
-    """Run ``function`` (-> [B, Hq, T, D]) in place of attention in every layer while the block lasts.
+    """Run ``function`` (-> [B, Hq, T, D]) in place of attention in every compressed layer while the block lasts.
 
-    Works through the public attention interface and forward hooks; the model's configuration, hooks and the
-    interface are as before when the block ends, whatever happened in it.
+    Layers that are kept exact attend causally over the whole window of text, so no padding may be in it. Works
+    through the public attention interface and forward hooks; the model's configuration, hooks and the interface are
+    as before when the block ends, whatever happened in it.
     """
     seen: dict[str, Any] = {}
     by_module = {id(site.module): site for site in sites}
+    exact = {id(layer.module): layer for layer in attention_layers(model) if isinstance(layer, ExactLayer)}
     handles: list[Any] = []
 
-    def keep(name: str, bias: Tensor | None) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen[name] = debias(flatten_heads(output), bias)
+    def keep(name: str, bias: Tensor | None) -> Callable[[Tensor], None]:
+        def take(rows: Tensor) -> None:
+            seen[name] = debias(rows, bias)
 
-        return hook
+        return take
 
     def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         tables = kwargs.get("position_embeddings")
@@ -82,23 +94,35 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
+        if id(module) in exact:
+            out = exact_attention(exact[id(module)], query, key, value, scaling)
+            return out.transpose(1, 2).contiguous(), None
         inputs = LayerInputs(
             site=by_module[id(module)], query=query, key=key, value=value, k_raw=seen["k"], v_raw=seen["v"],
-            cos=seen["cos"], sin=seen["sin"], scaling=scaling, sliding_window=kwargs.get("sliding_window"),
+            cos=seen["cos"], sin=seen["sin"], scaling=scaling,
         )  # fmt: skip
         return function(inputs).transpose(1, 2).contiguous(), None
 
     config: Any = model.config
     try:
         for site in sites:
-            handles.append(site.k.register_forward_hook(keep("k", site.k_bias)))
-            handles.append(site.v.register_forward_hook(keep("v", site.v_bias)))
+            handles.append(site.k.watch(keep("k", site.k_bias)))
+            handles.append(site.v.watch(keep("v", site.v_bias)))
             handles.append(site.module.register_forward_pre_hook(before, with_kwargs=True))
         with attention_function(config, _NAME, attend):
             yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def exact_attention(
+    layer: ExactLayer | AttentionSite, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """Causal attention of T tokens to themselves, within the layer's sliding window. -> [B, Hq, T, D]."""
+    length, window = query.shape[2], layer.sliding_window
+    mask = causal_mask(length, window, query.device)
+    return masked_attention(query, key, value, mask, scaling, sinks=layer.sinks, softcap=layer.softcap)
 
 
 @torch.no_grad()

@@ -11,28 +11,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from aatc_cli.errors import AatcError, UnsupportedModelError
-from aatc_cli.models.adapter import AttentionSite, flatten_heads
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 from aatc_cli.models.attention import attention_function
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 
 _NAME = "aatc-cache"
-# these rotations change their frequencies as the context grows: what was cached before would no longer fit
-_MOVING_ROPE = ("dynamic", "longrope")
+# what attention modules of different architectures and versions call the cache they are given
+_CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
 
 @dataclass(frozen=True)
 class CacheCall:
     """One layer's attention in one forward pass. query [B, Hq, q, D], key, value [B, H, q, D] are the model's.
 
-    k_rows, v_rows [B, q, C] are the outputs of the projections (or the key norm), bias included. mask [B, columns + q]
-    marks real tokens, None for all of them; positions [B or 1, q]. rotation(positions [n]) gives cos, sin [n, R]
-    as the model makes them. prompt: leading queries that belong to a prompt, the rest being tried as single steps.
+    k_rows, v_rows [B, q, C] are the outputs of the projections (or the key norm), bias included; of an exact layer,
+    whose keys are kept rotated, they are ``key`` and ``value``. mask [B, columns + q] marks real tokens, None for all
+    of them; positions [B or 1, q]. rotation(positions [n]) gives cos, sin [n, R] as the model makes them. prompt:
+    leading queries that belong to a prompt, the rest being tried as single steps.
     """
 
-    site: AttentionSite
+    site: AttentionLayer
     query: Tensor
     key: Tensor
     value: Tensor
@@ -42,22 +44,25 @@ class CacheCall:
     positions: Tensor
     rotation: Callable[[Tensor], tuple[Tensor, Tensor]]
     scaling: float
-    sliding_window: int | None
     prompt: int
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens the layer can look back, or None for all of them."""
+        return self.site.sliding_window
 
 
 CallFunction = Callable[[CacheState, CacheCall], Tensor]
 
 
 @contextmanager
-def hosted(model: nn.Module, sites: list[AttentionSite], function: CallFunction) -> Iterator[None]:
+def hosted(model: nn.Module, layers: list[AttentionLayer], function: CallFunction) -> Iterator[None]:
     """Let ``function`` (-> [B, Hq, q, D]) do the attention of every layer over the state of the hosted cache given.
 
-    Raises `AatcError` for a call without such a cache, `UnsupportedModelError` for a rotation that cannot be cached.
-    The model's configuration and hooks, and the interfaces, are as before when the block ends, whatever happened in it.
+    Raises `AatcError` for a call without such a cache. The model's configuration and hooks, and the interfaces, are as
+    before when the block ends, whatever happened in it.
     """
-    check_rope(model)
-    hooks = _Hooks(sites, function)
+    hooks = _Hooks(layers, function)
     config: Any = model.config
     try:
         hooks.attach(model)
@@ -65,19 +70,6 @@ def hosted(model: nn.Module, sites: list[AttentionSite], function: CallFunction)
             yield
     finally:
         hooks.detach()
-
-
-def check_rope(model: nn.Module) -> None:
-    """Raise `UnsupportedModelError` when the model's rotary frequencies depend on the length of the context."""
-    for module in model.modules():
-        kind = getattr(module, "rope_type", None)
-        kinds = kind.values() if isinstance(kind, dict) else [kind]
-        for name in kinds:
-            if name in _MOVING_ROPE:
-                raise UnsupportedModelError(
-                    f"the rotary embedding of type {name!r} changes its frequencies with the context",
-                    "keys cached before RoPE need fixed frequencies: default, linear, llama3 or yarn",
-                )
 
 
 def _plain_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -88,10 +80,10 @@ def _plain_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor |
 class _Hooks:
     """What the hooks of one forward pass have seen, and the attention function that reads it."""
 
-    def __init__(self, sites: list[AttentionSite], function: CallFunction) -> None:
-        self.sites = sites
+    def __init__(self, layers: list[AttentionLayer], function: CallFunction) -> None:
+        self.layers = layers
         self.function = function
-        self.by_module = {id(site.module): site for site in sites}
+        self.by_module = {id(layer.module): layer for layer in layers}
         self.seen: dict[str, Any] = {}
         self.rotations: dict[int, tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]], Tensor]] = {}
         self.keep: int | None = None
@@ -107,10 +99,11 @@ class _Hooks:
         for name, module in model.named_modules():
             if name.rsplit(".", 1)[-1].startswith("rotary_emb"):
                 self.handles.append(module.register_forward_hook(self._rotated, with_kwargs=True))
-        for site in self.sites:
-            self.handles.append(site.k.register_forward_hook(self._keep("k")))
-            self.handles.append(site.v.register_forward_hook(self._keep("v")))
-            self.handles.append(site.module.register_forward_pre_hook(self._before, with_kwargs=True))
+        for layer in self.layers:
+            if isinstance(layer, AttentionSite):
+                self.handles.append(layer.k.watch(self._keep("k")))
+                self.handles.append(layer.v.watch(self._keep("v")))
+            self.handles.append(layer.module.register_forward_pre_hook(self._before, with_kwargs=True))
 
     def detach(self) -> None:
         """Remove every hook and forget what was seen."""
@@ -129,11 +122,14 @@ class _Hooks:
                 "give the attention_mask of tokens, [batch, tokens]",
             )
         _, rotation, positions = self.seen["rotation"]
-        count = query.shape[2]
+        count, layer = query.shape[2], self.by_module[id(module)]
+        if isinstance(layer, AttentionSite):
+            k_rows, v_rows = self.seen.pop("k"), self.seen.pop("v")
+        else:
+            k_rows, v_rows = (x.transpose(1, 2).flatten(2) for x in (key, value))
         call = CacheCall(
-            site=self.by_module[id(module)], query=query, key=key, value=value, k_rows=self.seen.pop("k"),
-            v_rows=self.seen.pop("v"), mask=attention_mask, positions=positions, rotation=rotation, scaling=scaling,
-            sliding_window=kwargs.get("sliding_window"),
+            site=layer, query=query, key=key, value=value, k_rows=k_rows, v_rows=v_rows, mask=attention_mask,
+            positions=positions, rotation=rotation, scaling=scaling,
             prompt=count if self.keep is None else max(count - self.keep + 1, 1),
         )  # fmt: skip
         assert self.attached is not None
@@ -162,21 +158,23 @@ class _Hooks:
         like = cos.new_empty(0)
         names.pop("x", None)
         forward: Any = module.forward
+        # some rotations choose their frequencies by the last position there is: it goes along with those wanted
+        last = positions.max().reshape(1)
 
         def rotation(wanted: Tensor) -> tuple[Tensor, Tensor]:
-            tables = forward(like, position_ids=wanted[None].to(positions.device), **names)
-            return tables[0][0], tables[1][0]
+            tables = forward(like, position_ids=torch.cat((wanted.to(last.device), last))[None], **names)
+            return tables[0][0, :-1], tables[1][0, :-1]
 
         self.rotations[id(cos)] = (cos, rotation, positions)
 
-    def _keep(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            self.seen[name] = flatten_heads(output)
+    def _keep(self, name: str) -> Callable[[Tensor], None]:
+        def take(rows: Tensor) -> None:
+            self.seen[name] = rows
 
-        return hook
+        return take
 
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        cache = next((kwargs[name] for name in _CACHE_NAMES if name in kwargs), None)
         if not isinstance(cache, HostedCache):
             found = "none" if cache is None else f"a {type(cache).__name__}"
             raise AatcError(

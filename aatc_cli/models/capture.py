@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aatc_cli.models.adapter import AttentionSite, debias, flatten_heads
+from aatc_cli.models.adapter import AttentionSite, debias
 
 # called once per layer and forward pass with q, k, v: [B, T, heads * D], [B, T, C], [B, T, C]
 OnLayer = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -24,11 +24,11 @@ def capture(sites: list[AttentionSite], on_layer: OnLayer) -> Iterator[None]:
     seen: dict[str, Tensor] = {}
     handles: list[Any] = []
 
-    def keep(name: str, bias: Tensor | None) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen[name] = debias(flatten_heads(output), bias).detach()
+    def keep(name: str, bias: Tensor | None) -> Callable[[Tensor], None]:
+        def take(rows: Tensor) -> None:
+            seen[name] = debias(rows, bias).detach()
 
-        return hook
+        return take
 
     def finish(layer: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -38,9 +38,9 @@ def capture(sites: list[AttentionSite], on_layer: OnLayer) -> Iterator[None]:
 
     try:
         for site in sites:
-            handles.append(site.q.register_forward_hook(keep("q", None)))
-            handles.append(site.k.register_forward_hook(keep("k", site.k_bias)))
-            handles.append(site.v.register_forward_hook(keep("v", site.v_bias)))
+            handles.append(site.q.watch(keep("q", None)))
+            handles.append(site.k.watch(keep("k", site.k_bias)))
+            handles.append(site.v.watch(keep("v", site.v_bias)))
             handles.append(site.module.register_forward_hook(finish(site.layer)))
         yield
     finally:

@@ -11,18 +11,39 @@ from aatc_cli.config import Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import LayerStore
+
+# the cache of one layer: compressed, or a sliding one that stays exact
+Store = LayerStore | SlidingStore
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What all caches of one model and plan share: codecs per layer (key, value), window, dtype, context, byte law."""
+    """What all caches of one model and plan share: codecs per layer (key, value), window, dtype, context, byte law.
+
+    windows: for every layer of the model None, or the tokens that an exact sliding layer sees. switch: the length
+    beyond which the model rotates with other frequencies, or None.
+    """
 
     sites: tuple[tuple[SiteCodec, SiteCodec], ...]
     window: Window
     dtype: torch.dtype
     limit: int | None
     layout: CacheLayout
+    windows: tuple[int | None, ...]
+    switch: int | None = None
+
+    def stores(self, batch: int) -> list[Store]:
+        """Empty stores of every layer of the model for ``batch`` sequences."""
+        pairs = iter(self.sites)
+        device = self.sites[0][0].plan.order.device
+        return [
+            LayerStore(*next(pairs), self.window, batch, self.dtype)
+            if window is None
+            else SlidingStore(window, self.layout.geometry.channels, batch, self.dtype, device)
+            for window in self.windows
+        ]
 
 
 @dataclass
@@ -32,7 +53,7 @@ class Group:
     rows: list[int]
     offset: int
     length: int
-    stores: list[LayerStore]
+    stores: list[Store]
 
     def select(self, places: list[int], rows: list[int]) -> Group:
         """The sequences at ``places`` of this group, as rows ``rows``, in stores of their own."""
@@ -46,7 +67,7 @@ class Step:
 
     width: int
     counts: list[int]
-    before: list[list[LayerStore]]
+    before: list[list[Store]]
     given: list[tuple[Tensor, Tensor]]
 
 

@@ -11,17 +11,21 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.attention import exact_attention
 from aatc_cli.models.cache_hooks import CacheCall
 from aatc_cli.runtime.attention import Tables, cached_attention
 from aatc_cli.runtime.batch import CacheSpec, Group, Step, alike, new_tokens, starts_of
+from aatc_cli.runtime.sliding import SlidingStore, sliding_attention
 from aatc_cli.runtime.store import LayerStore
 
 # rotation tables of one forward pass that are kept for the next layers
 _TABLES = 64
+# causes of the byte law that are in the model's dtype
+_IN_FULL = ("sinks", "window", "sliding_layers")
 
 
 class CompressedState:
@@ -50,12 +54,12 @@ class CompressedState:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def bytes_predicted(self) -> int:
-        """What the byte law says, with sinks and window in the model's dtype; padding counts as nothing."""
+        """What the byte law says, with all that is exact in the model's dtype; padding counts as nothing."""
         share = self.spec.dtype.itemsize / 2
         total = 0.0
         for group in self.groups:
             parts = self.spec.layout.breakdown(group.length, len(group.rows))
-            total += sum(count * (share if cause in ("sinks", "window") else 1) for cause, count in parts.items())
+            total += sum(count * (share if cause in _IN_FULL else 1) for cause, count in parts.items())
         return round(total)
 
     def select(self, rows: Tensor) -> None:
@@ -108,7 +112,7 @@ class CompressedState:
     @torch.no_grad()
     def attend(self, call: CacheCall) -> Tensor:
         """Attention of one layer, whose new tokens enter the store. -> [B, Hq, q, D], zero at padding."""
-        layer = call.site.layer
+        layer = call.site.place
         if layer == 0:
             self._begin(call)
         step = self._step
@@ -124,19 +128,25 @@ class CompressedState:
             for group, count in zip(self.groups, step.counts, strict=True):
                 if count:
                     out[group.rows, :, step.width - count :] = self._attend_group(_part(call, group.rows, count), group)
-        if layer == len(self.spec.sites) - 1:
+        if layer == len(self.spec.windows) - 1:
             self._tables.clear()
             self._step = step if self.recording else None
         return out
 
     def _attend_group(self, call: CacheCall, group: Group) -> Tensor:
-        store, count = group.stores[call.site.layer], call.query.shape[2]
+        store, count = group.stores[call.site.place], call.query.shape[2]
+        if isinstance(store, SlidingStore):
+            out = sliding_attention(
+                call.query, call.key, call.value, store, call.scaling, sinks=call.site.sinks, softcap=call.site.softcap
+            )
+            store.append(call.k_rows, call.v_rows)
+            return out
         lead = max(call.prompt, 1) if self.recording else count
-        out = [self._attend_lead(call, group, store, lead)]
+        parts = [self._attend_lead(call, group, store, lead)]
         for place in range(lead, count):
             store.append(call.k_rows[:, place : place + 1], call.v_rows[:, place : place + 1])
-            out.append(self._attend_stored(call, group, store, place))
-        return out[0] if len(out) == 1 else torch.cat(out, 2)
+            parts.append(self._attend_stored(call, group, store, place))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def _attend_lead(self, call: CacheCall, group: Group, store: LayerStore, lead: int) -> Tensor:
         """The first ``lead`` queries: a prompt, exact among itself, or one step."""
@@ -146,19 +156,24 @@ class CompressedState:
             return self._attend_stored(call, group, store, 0)
         query, key, value = (x[:, :, :lead] for x in (call.query, call.key, call.value))
         if store.tokens == 0:
-            out = _causal(query, key, value, call.scaling, call.sliding_window)
+            out = exact_attention(call.site, query, key, value, call.scaling)
         else:
-            out = cached_attention(
-                query, store, self._rotation(call, group), call.scaling, sliding_window=call.sliding_window,
-                fresh=(key, value),
-            )  # fmt: skip
+            out = self._attend_cached(call, group, store, query, (key, value))
         store.append(*rows)
         return out
 
     def _attend_stored(self, call: CacheCall, group: Group, store: LayerStore, place: int) -> Tensor:
-        query = call.query[:, :, place : place + 1]
-        tables = self._rotation(call, group)
-        return cached_attention(query, store, tables, call.scaling, sliding_window=call.sliding_window)
+        return self._attend_cached(call, group, store, call.query[:, :, place : place + 1], None)
+
+    def _attend_cached(
+        self, call: CacheCall, group: Group, store: LayerStore, query: Tensor, fresh: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        site = call.site
+        assert isinstance(site, AttentionSite)
+        return cached_attention(
+            query, store, self._rotation(call, group), call.scaling, sliding_window=site.sliding_window, fresh=fresh,
+            rope=site.rope, sinks=site.sinks, softcap=site.softcap,
+        )  # fmt: skip
 
     def _rotation(self, call: CacheCall, group: Group) -> Tables:
         def tables(first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -176,8 +191,7 @@ class CompressedState:
         """Check the step against the cache and sort the rows into groups of equal length."""
         batch, width = call.query.shape[0], call.query.shape[2]
         if self.batch == -1:
-            stores = [LayerStore(*pair, self.spec.window, batch, self.spec.dtype) for pair in self.spec.sites]
-            self.batch, self.groups = batch, [Group(list(range(batch)), 0, 0, stores)]
+            self.batch, self.groups = batch, [Group(list(range(batch)), 0, 0, self.spec.stores(batch))]
         if batch != self.batch:
             raise AatcError(
                 f"a batch of {batch} does not fit a cache of {self.batch} sequences", "begin a new cache for it"
@@ -202,6 +216,12 @@ class CompressedState:
         self._tables.clear()
 
     def _check_limit(self, lengths: list[int]) -> None:
+        switch, before = self.spec.switch, max(group.offset + group.length for group in self.groups)
+        if switch is not None and 0 < before <= switch < max(lengths):
+            raise AatcError(
+                f"beyond {switch} tokens this model rotates with other frequencies: what it has cached would not fit",
+                "begin a new cache with a longer prompt, given in one forward pass",
+            )
         if self.spec.limit is not None and max(lengths) > self.spec.limit:
             raise AatcError(
                 f"{max(lengths)} tokens are more than the model's context of {self.spec.limit}",
@@ -210,8 +230,7 @@ class CompressedState:
 
     def _least(self, group: Group) -> int:
         """Tokens that a crop without a recorded step must leave: none before anything is packed."""
-        packed = group.stores[0].packed
-        return self.spec.window.sinks + packed if packed else 0
+        return max(store.least for store in group.stores)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self)(self.spec)
@@ -228,14 +247,3 @@ def _part(call: CacheCall, rows: list[int], count: int) -> CacheCall:
         call, **heads, k_rows=call.k_rows[rows][:, skipped:], v_rows=call.v_rows[rows][:, skipped:],
         prompt=call.prompt - skipped,
     )  # fmt: skip
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None) -> Tensor:
-    """Exact attention of a prompt to itself."""
-    length = query.shape[2]
-    if sliding_window is None or length <= sliding_window:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    place = torch.arange(length, device=query.device)
-    distance = place[:, None] - place
-    seen = (distance >= 0) & (distance < sliding_window)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True)

@@ -112,16 +112,18 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
     device = session.spec.sites[0][0].plan.order.device
     state.columns, state.batch = manifest.columns, sum(len(group.rows) for group in manifest.groups) or -1
     for index, record in enumerate(manifest.groups):
-        stores = []
-        for layer, pair in enumerate(session.spec.sites):
-            store = LayerStore(*pair, session.spec.window, len(record.rows), session.spec.dtype)
+        stores = session.spec.stores(len(record.rows))
+        for layer, store in enumerate(stores):
             prefix = f"groups.{index}.layers.{layer}."
             store.tokens = record.length
             # a clone owns its storage: what safetensors hands out may be part of a larger one
             store.load({name: tensors[prefix + name].to(device).clone() for name in store.tensors()})
-            stores.append(store)
         state.groups.append(Group(record.rows, record.offset, record.length, stores))
-    if any(group.stores[0].packed < packed_tokens(group.length, manifest.window) for group in state.groups):
+    if any(
+        isinstance(store, LayerStore) and store.packed < packed_tokens(group.length, manifest.window)
+        for group in state.groups
+        for store in group.stores
+    ):
         raise _damaged(folder, "it holds fewer packed tokens than its length asks for")
     return cache
 

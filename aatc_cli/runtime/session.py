@@ -15,9 +15,10 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import Codec, TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import AttentionSite, attention_sites, geometry_of
+from aatc_cli.models.adapter import AttentionLayer, AttentionSite, ExactLayer, attention_layers, geometry_of
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
+from aatc_cli.models.layer_kinds import rope_switch
 from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
@@ -34,28 +35,29 @@ class Session:
 
     def new_cache(self) -> HostedCache:
         """An empty cache, to be given to ``generate`` or ``forward`` as ``keyword`` inside the block."""
-        return HostedCache(CompressedState(self.spec), len(self.spec.sites))
+        return HostedCache(CompressedState(self.spec), len(self.spec.windows))
 
 
 @contextmanager
 def compressed(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window: Window) -> Iterator[Session]:
     """Attach the compressed cache to ``model`` while the block lasts.
 
-    codecs: per layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, and
+    codecs: per compressed layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, and
     `UnsupportedModelError` for a model whose attention cannot be read.
     """
-    sites = attention_sites(model)
-    spec = cache_spec(model, sites, codecs, window)
-    with hosted(model, sites, _attend):
+    layers = attention_layers(model)
+    spec = cache_spec(model, layers, codecs, window)
+    with hosted(model, layers, _attend):
         yield Session(spec, model, cache_keyword(model))
 
 
 def cache_spec(
-    model: nn.Module, sites: list[AttentionSite], codecs: Sequence[Mapping[Side, Codec]], window: Window
+    model: nn.Module, layers: list[AttentionLayer], codecs: Sequence[Mapping[Side, Codec]], window: Window
 ) -> CacheSpec:
     """What the caches of a model share: codecs on its device, in float32 (float64 for a float64 model)."""
     config: Any = model.config
     geometry = geometry_of(config)
+    sites = [layer for layer in layers if isinstance(layer, AttentionSite)]
     if len(codecs) != len(sites):
         raise AatcError(f"{len(codecs)} layers of codecs for a model of {len(sites)}", "use a plan of this model")
     parameter = next(model.parameters())
@@ -71,7 +73,8 @@ def cache_spec(
     groups = HeadGroups(k=pairs[0][0].groups, v=pairs[0][1].groups)
     layout = CacheLayout.of_bits(geometry, window, groups, bits)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return CacheSpec(pairs, window, parameter.dtype, limit, layout)
+    windows = tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers)
+    return CacheSpec(pairs, window, parameter.dtype, limit, layout, windows, rope_switch(config))
 
 
 def _placed(codec: Codec, site: AttentionSite, channels: int, like: Tensor) -> TransformCodec:

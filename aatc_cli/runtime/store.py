@@ -88,6 +88,11 @@ class LayerStore:
         """Packed tokens per sequence."""
         return sum(stream.tokens for stream in self.streams)
 
+    @property
+    def least(self) -> int:
+        """Tokens that `drop` must leave: none before anything is packed."""
+        return self.window.sinks + self.packed if self.packed else 0
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Take in rows [b, n, C] of the next n tokens; the state is that of n single appends."""
         free = max(self.window.sinks - self.tokens, 0)
