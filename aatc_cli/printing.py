@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import typer
 
 from aatc_cli.console import print_json, print_table
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
 from aatc_cli.evals.schema import Evaluation
 from aatc_cli.stages.inspect import Inspection
 
@@ -67,3 +68,38 @@ def _distortion_rows(evaluation: Evaluation) -> list[list[str]]:
         [name, side, label, str(len(v)), f"{min(v):.3g}", f"{median(v):.3g}", f"{max(v):.3g}"]
         for (side, label), v in sorted(groups.items())
     ]
+
+
+def print_benchmarks(results: list[BenchmarkResult], json: bool) -> None:
+    """One row per subtask and context, one column per cache; a star where a score is not within 2 errors of fp16's."""
+    if json:
+        print_json([result.model_dump(mode="json") for result in results])
+        return
+    reference = next((result for result in results if result.plan is None), None)
+    places = list(dict.fromkeys(row.place for result in results for row in result.rows))
+    columns = ["subtask", "context", "samples", *(result.method for result in results)]
+    rows = []
+    for subtask, context, metric in places:
+        found = [_benchmark_row(result, (subtask, context, metric)) for result in results]
+        base = _benchmark_row(reference, (subtask, context, metric)) if reference else None
+        samples = "/".join(dict.fromkeys(str(row.samples) for row in found if row))
+        rows.append([subtask, str(context or ""), samples, *(_benchmark_score(row, base) for row in found)])
+    contexts = list(dict.fromkeys(context for _, context, _ in places))
+    for context in contexts:
+        scores = [[row.score for row in result.rows if row.context == context] for result in results]
+        if len({len(values) for values in scores}) == 1 and len(scores[0]) > 1:
+            rows.append(["mean", str(context or ""), "", *(f"{100 * fmean(values):.1f}" for values in scores)])
+    title = f"{results[0].benchmark}: score in % ± standard error"
+    print_table(title + (", * beyond 2 errors of fp16" if reference else ""), columns, rows)
+
+
+def _benchmark_row(result: BenchmarkResult, place: tuple[str, int | None, str]) -> BenchmarkRow | None:
+    return next((row for row in result.rows if row.place == place), None)
+
+
+def _benchmark_score(row: BenchmarkRow | None, base: BenchmarkRow | None) -> str:
+    if row is None:
+        return ""
+    error = "" if row.stderr is None else f" ± {100 * row.stderr:.1f}"
+    apart = base is not None and base is not row and indistinguishable(row, base) is False
+    return f"{100 * row.score:.1f}{error}{' *' if apart else ''}"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from aatc_cli.cli.benchmarks import run_ruler
 from aatc_cli.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -24,22 +25,40 @@ from aatc_cli.cli.options import (
 
 def evaluate(
     run: RunOption = Path("run"),
-    task: Annotated[Literal["kl", "perplexity", "distortion"], typer.Option("--task", help="What to measure.")] = "kl",
+    task: Annotated[
+        Literal["kl", "perplexity", "distortion", "ruler"], typer.Option("--task", help="What to measure.")
+    ] = "kl",
     profile: ProfileOption = None,
     model: ModelOption = None,
     recipe: RecipeOption = None,
     budget: BudgetOption = None,
     plan: Annotated[list[Path] | None, typer.Option("--plan", help="Plan directory; repeatable.")] = None,
     text: Annotated[
-        list[str] | None, typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each.")
+        list[str] | None,
+        typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each. RULER: its essays."),
     ] = None,
     length: Annotated[int, typer.Option("--length", min=2, help="Tokens per window.")] = 1024,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Windows per text; 0 is all of it.")] = 4,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=0, help="Windows per text (default 4) or samples per subtask (20); 0 is all."),
+    ] = None,
     first: Annotated[
         int | None,
         typer.Option("--first", min=0, help="First scored position. Default: 512 (kl, distortion), 0 (perplexity)."),
     ] = None,
     queries: Annotated[int, typer.Option("--queries", min=1, help="Query positions per window (distortion).")] = 8,
+    context: Annotated[
+        list[int] | None, typer.Option("--context", min=1, help="Tokens of prompt and answer; repeatable (ruler).")
+    ] = None,
+    subtask: Annotated[
+        list[str] | None, typer.Option("--subtask", help="Part of a benchmark, globs allowed; repeatable.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Folder of a benchmark's files, or hub. RULER: for qa_1 and qa_2.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template (benchmarks).")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts (ruler).")] = 0,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts generated at once (benchmarks).")] = 1,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
@@ -57,7 +76,14 @@ def evaluate(
 
     source, _ = find_source(model, profile)
     subjects = subjects_of(Run(run), recipe, budget, plan)
-    settings = EvalSettings(task, length, limit or None, first, queries)
     texts = text or ["builtin:python-docs-test"]
-    results = stage(Run(run), source, subjects, texts, settings, EvalOptions(device, dtype, force))
+    options = EvalOptions(device, dtype, force)
+    if task == "ruler":
+        run_ruler(
+            Run(run), source, subjects, options, batch, json, contexts=context, limit=limit, subtasks=subtask,
+            seed=seed, chat=chat, data=data, texts=texts,
+        )  # fmt: skip
+        return
+    settings = EvalSettings(task, length, 4 if limit is None else limit or None, first, queries)
+    results = stage(Run(run), source, subjects, texts, settings, options)
     print_evaluations(results, json)

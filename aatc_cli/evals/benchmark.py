@@ -21,7 +21,7 @@ class BenchmarkRow(Settings):
     stderr: float | None = Field(description="standard deviation of the samples' scores over the root of their number")
     samples: int
     prompts_sha256: str = Field(description="of all that the model was asked and how, by which a row is known again")
-    seconds: float = Field(description="generation with this cache; the pass over prompts that caches share is in all")
+    seconds: float = Field(description="of generation, divided evenly among the caches that were asked together")
 
     @property
     def place(self) -> tuple[str, int | None, str]:

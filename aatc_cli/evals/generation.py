@@ -14,7 +14,10 @@ from torch import Tensor
 class Contender(Protocol):
     """A cache under evaluation. ``attached`` lasts as long as the model is given a cache that ``new_cache`` made."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name in results."""
+        ...
 
     def attached(self) -> AbstractContextManager[Any]:
         """Bring the model's attention to these caches; nothing to do for the model's own."""

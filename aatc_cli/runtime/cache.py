@@ -133,6 +133,21 @@ class CompressedState:
             self._step = step if self.recording else None
         return out
 
+    def take(self, call: CacheCall) -> None:
+        """Store one layer's new tokens as `attend` does, of a prompt whose attention is computed elsewhere."""
+        place = call.site.place
+        if place == 0:
+            self._begin(call)
+        step = self._step
+        assert step is not None
+        assert not self.recording
+        for group, count in zip(self.groups, step.counts, strict=True):
+            if count:
+                part = call if count == step.width and len(self.groups) == 1 else _part(call, group.rows, count)
+                group.stores[place].append(part.k_rows, part.v_rows)
+        if place == len(self.spec.windows) - 1:
+            self._step = None
+
     def _attend_group(self, call: CacheCall, group: Group) -> Tensor:
         store, count = group.stores[call.site.place], call.query.shape[2]
         if isinstance(store, SlidingStore):

@@ -1,0 +1,78 @@
+"""What all benchmarks share: results that grow row by row on disk, and rows that need not be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aatc_cli.artifact import ModelIdentity, require_model
+from aatc_cli.errors import UsageError
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.schema import read_measurement, write_evaluation
+from aatc_cli.models.loading import pick_dtype
+from aatc_cli.stages.files import Run
+from aatc_cli.stages.subjects import EvalOptions, Subject, device_name
+from aatc_cli.stages.versions import versions
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The results of one benchmark, of every subject of a call; kept on disk as they come."""
+
+    run: Run
+    benchmark: str
+    order: tuple[str, ...]
+    results: dict[str, BenchmarkResult]
+
+    @classmethod
+    def open(
+        cls, run: Run, benchmark: str, order: Sequence[str], identity: ModelIdentity, subjects: Sequence[Subject],
+        options: EvalOptions,
+    ) -> Ledger:  # fmt: skip
+        """Read what is there of the same plans, model and dtype; ``--force`` begins anew. Raises `ArtifactError`."""
+        if not subjects:
+            raise UsageError("nothing to evaluate", "name plans by --recipe and --budget, or by --plan")
+        results = {}
+        for subject in subjects:
+            if subject.plan:
+                require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+            draft = _draft(benchmark, identity, subject, options)
+            path = run.evals / draft.file_name
+            found = read_measurement(path, BenchmarkResult) if path.is_file() and not options.force else None
+            keys = ("plan", "model_fingerprint", "dtype", "simulated")
+            same = found is not None and all(getattr(found, key) == getattr(draft, key) for key in keys)
+            results[subject.name] = found if found is not None and same else draft
+        return cls(run, benchmark, tuple(order), results)
+
+    def missing(self, subjects: Sequence[Subject], subtask: str, context: int | None, prompts: str) -> list[Subject]:
+        """Subjects without a row of exactly these prompts."""
+        rows = {subject.name: self.results[subject.name].row(subtask, context) for subject in subjects}
+        return [s for s in subjects if (row := rows[s.name]) is None or row.prompts_sha256 != prompts]
+
+    def add(self, subject: Subject, row: BenchmarkRow) -> None:
+        """Put a row into the subject's file."""
+        result = self.results[subject.name]
+        seconds = sum(old.seconds for old in result.rows if old.place != row.place) + row.seconds
+        self._write(subject, result.with_row(row, self.order).model_copy(update={"seconds": seconds}))
+
+    def leave_out(self, subjects: Sequence[Subject], reasons: dict[str, str]) -> None:
+        """Put the reasons for subtasks that were not run into the files that are there."""
+        for subject in subjects:
+            result = self.results[subject.name]
+            if result.rows and result.left_out != reasons:
+                self._write(subject, result.model_copy(update={"left_out": reasons}))
+
+    def _write(self, subject: Subject, result: BenchmarkResult) -> None:
+        self.results[subject.name] = result
+        write_evaluation(self.run.evals, result)
+
+
+def _draft(benchmark: str, identity: ModelIdentity, subject: Subject, options: EvalOptions) -> BenchmarkResult:
+    plan = subject.plan
+    return BenchmarkResult(
+        benchmark=benchmark, recipe=subject.recipe.name, budget=plan.budget.label if plan else None,
+        model=identity.name, model_fingerprint=identity.weights_fingerprint,
+        plan=plan.artifact.manifest.digest if plan else None, bits=plan.mean_bits if plan else 16.0, seconds=0.0,
+        device=device_name(options.device), versions=versions(),
+        dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
+    )  # fmt: skip
