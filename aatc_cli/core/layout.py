@@ -168,7 +168,7 @@ class CacheLayout:
 
 
 def fp16_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
-    """Bytes of an uncompressed float16 cache: 2 sites per layer, C channels, 2 bytes; sliding layers at most a window."""
+    """Bytes of an uncompressed float16 cache: 2 sites per layer, C channels; of sliding layers at most a window."""
     full = tokens * 2 * geometry.layers * geometry.channels * HALF_BYTES
     return batch * (full + sliding_bytes(geometry, tokens))
 

