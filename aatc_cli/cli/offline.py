@@ -57,6 +57,13 @@ def collect(
         typer.Option("--fisher", min=0, help="Windows whose loss gradients are collected too, for loss-aware recipes."),
     ] = 0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Windows per forward pass.")] = 1,
+    fisher_batch: Annotated[
+        int | None, typer.Option("--fisher-batch", min=1, help="Windows per gradient pass. Default: --batch.")
+    ] = None,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Compute layers again in gradient passes: less memory, one pass more."),
+    ] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints.")
     ] = 60.0,
@@ -82,7 +89,7 @@ def collect(
         samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first, fisher=fisher,
         head_groups=found.head_groups if found else 1,
     )  # fmt: skip
-    options = CollectOptions(device, dtype, batch, checkpoint_seconds, force)
+    options = CollectOptions(device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute)
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
     print_artifact(run / target, manifest.digest, json)

@@ -74,8 +74,11 @@ class LayerStats:
         self.filled = end
 
     def add_gradients(self, side: Side, gradients: Tensor) -> None:
-        """Add g g^T of the loss gradients [N, C] at cached keys or values."""
-        g = gradients.to(torch.float64)
+        """Add g g^T of the loss gradients [N, C] at cached keys or values.
+
+        Products in float32 at least, sums in float64: next to the error of sampling, rounding is nothing here.
+        """
+        g = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
         total = self.k_fisher if side == "k" else self.v_fisher
         total += g.T @ g
 

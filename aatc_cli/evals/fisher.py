@@ -8,11 +8,10 @@ uncorrelated and one backward pass over their sum gives an unbiased estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aatc_cli.config import Window
@@ -20,19 +19,22 @@ from aatc_cli.core import Side
 from aatc_cli.evals.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override
+from aatc_cli.models.recompute import recomputed
 
 # called with (layer, side, gradients [B * T, C]); tokens that no query read packed have gradient zero
 OnGradient = Callable[[int, Side, Tensor], None]
 
 
 def fisher_pass(
-    model: Any, sites: list[AttentionSite], tokens: Tensor, window: Window, generator: torch.Generator,
-    on_gradient: OnGradient,
+    model: Any, sites: list[AttentionSite], tokens: Tensor, window: Window, generators: Sequence[torch.Generator],
+    on_gradient: OnGradient, *, recompute: bool = False,
 ) -> None:  # fmt: skip
     """One forward and one backward pass over windows ``tokens`` [B, T]; the model's parameters get no gradients.
 
-    The copies stay in the graph, so the gradient at a layer's cache includes what its noise does to the caches of later
-    layers. Memory is one graph of B sequences.
+    ``generators`` are of the CPU, one for every window, so that what a window samples does not depend on the batch it
+    is in. The copies stay in the graph: the gradient at a layer's cache includes what its noise does to the caches of
+    later layers. Memory is one graph of B sequences; with ``recompute`` the graph of one layer and the inputs of all,
+    for one more forward pass.
     """
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in frozen:
@@ -48,22 +50,44 @@ def fisher_pass(
         keys = inputs.rotate(by_head(k_copy, site.k_bias))
         return mixed_attention(inputs, keys, by_head(v_copy, site.v_bias), window)
 
+    exact = window.sinks + window.recent
+    readers = max(tokens.shape[1] - exact, 1)
     try:
-        with torch.enable_grad(), attention_override(model, sites, attend):
-            exact = window.sinks + window.recent
-            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=max(tokens.shape[1] - exact, 1)).logits
-            flat = logits.flatten(0, 1).float()
-            labels = torch.multinomial(flat.detach().softmax(-1), 1, generator=generator)[:, 0]
-            F.cross_entropy(flat, labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        with torch.enable_grad(), attention_override(model, sites, attend), recomputed(model, on=recompute):
+            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=readers).logits
+            logits.backward(_scores(logits.detach(), generators))
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
 
 
 def _watched(inputs: LayerInputs, side: Side, on_gradient: OnGradient) -> Tensor:
-    """A copy of the cached vectors whose gradient is reported as soon as it is known."""
+    """The cached vectors once more, as a tensor whose own gradient is reported as soon as it is known."""
     raw = inputs.k_raw if side == "k" else inputs.v_raw
-    copy = raw.clone() if raw.requires_grad else raw.detach().clone().requires_grad_()
+    copy = raw.view_as(raw) if raw.requires_grad else raw.detach().requires_grad_()
     layer = inputs.site.layer
     copy.register_hook(lambda gradient: on_gradient(layer, side, gradient.flatten(0, 1)))  # type: ignore[no-untyped-call]
     return copy
+
+
+def _scores(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Gradient of -log p(y) at every position for a sampled y: p less one at y. logits [B, P, V] -> the same shape."""
+    scores = torch.empty_like(logits)
+    for row, generator in enumerate(generators):
+        p = logits[row].to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+        labels = sample_labels(p, torch.rand(p.shape[0], generator=generator, dtype=torch.float64))
+        scores[row] = p.scatter_add_(-1, labels[:, None], -torch.ones_like(p[:, :1]))
+    return scores
+
+
+def sample_labels(p: Tensor, uniform: Tensor) -> Tensor:
+    """One token for every position: the first whose cumulated probability exceeds a uniform number. -> [P].
+
+    p [P, V] probabilities, uniform [P] in [0, 1). One number for a position, and not one for every token of the
+    vocabulary, so that a draw is cheap and the same on every device.
+    """
+    cumulated = p.cumsum(-1)
+    total = cumulated[:, -1]
+    # rounding must not carry a draw to the very end, where every token may have probability zero
+    drawn = torch.minimum(uniform.to(p) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, drawn[:, None], right=True)[:, 0].clamp_max(p.shape[1] - 1)

@@ -75,48 +75,55 @@ def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tens
 
 def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window) -> Tensor:
     """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries. -> [B, Hq, T, D]."""
-    length = inputs.query.shape[2]
-    tiles = [
-        _tile(inputs, k_hat, v_hat, window, start, min(start + _TILE, length)) for start in range(0, length, _TILE)
-    ]
-    return torch.cat(tiles, dim=2)
+    tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
+    parts = []
+    for tile, queries in zip(tiles, inputs.query.split(_TILE, dim=2), strict=True):
+        keys = torch.cat((inputs.key[:, :, : tile.sinks], k_hat[:, :, tile.far], inputs.key[:, :, tile.near]), dim=2)
+        values = torch.cat(
+            (inputs.value[:, :, : tile.sinks], v_hat[:, :, tile.far], inputs.value[:, :, tile.near]), dim=2
+        )
+        parts.append(
+            masked_attention(
+                queries, keys, values, tile.allowed, inputs.scaling, sinks=inputs.site.sinks,
+                softcap=inputs.site.softcap,
+            )
+        )  # fmt: skip
+    return torch.cat(parts, dim=2)
 
 
-def _tile(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, start: int, end: int) -> Tensor:
-    device = inputs.query.device
-    sinks = min(window.sinks, end)
-    near_from = window.sinks + packed_tokens(start + 1, window)
-    far_until = window.sinks + packed_tokens(end, window)
-    far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
-    keys = torch.cat((inputs.key[:, :, :sinks], k_hat[:, :, far], inputs.key[:, :, near]), dim=2)
-    values = torch.cat((inputs.value[:, :, :sinks], v_hat[:, :, far], inputs.value[:, :, near]), dim=2)
+@dataclass(frozen=True)
+class _Tile:
+    """What a tile of queries reads: exact sinks, reconstructed ``far`` tokens, exact ``near`` ones; who sees what."""
 
-    queries = torch.arange(start, end, device=device)[:, None]
-    packed_until = _packed_until(window, inputs.query.shape[2], device)[start:end, None]
-    positions = torch.arange(end, device=device)
-    # a token between near_from and far_until is packed for the tile's last query and exact for its first: it stands in
-    # both parts, and the mask shows every query one of the two
-    allowed = torch.cat(
-        (
-            positions[:sinks] <= queries,
-            positions[far] < packed_until,
-            (positions[near] >= packed_until) & (positions[near] <= queries),
-        ),
-        dim=1,
-    )
-    if inputs.sliding_window is not None:
-        columns = torch.cat((positions[:sinks], positions[far], positions[near]))
-        allowed &= queries - columns < inputs.sliding_window
-    return masked_attention(
-        inputs.query[:, :, start:end], keys, values, allowed, inputs.scaling, sinks=inputs.site.sinks,
-        softcap=inputs.site.softcap,
-    )  # fmt: skip
+    sinks: int
+    far: slice
+    near: slice
+    allowed: Tensor  # [queries, sinks + far + near]
 
 
+# the same for every layer of a pass, and for every pass over windows of one length
 @lru_cache(maxsize=4)
-def _packed_until(window: Window, length: int, device: torch.device) -> Tensor:
-    """First position that query t still reads exactly, for every t. [T]."""
-    return torch.tensor([window.sinks + packed_tokens(t + 1, window) for t in range(length)], device=device)
+def _tiles(window: Window, length: int, sliding: int | None, device: torch.device) -> tuple[_Tile, ...]:
+    places = torch.arange(length)
+    packed_until = torch.tensor([window.sinks + packed_tokens(t + 1, window) for t in range(length)])
+    tiles = []
+    for start in range(0, length, _TILE):
+        end = min(start + _TILE, length)
+        sinks = min(window.sinks, end)
+        near_from = window.sinks + packed_tokens(start + 1, window)
+        far_until = window.sinks + packed_tokens(end, window)
+        far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
+        queries, until = places[start:end, None], packed_until[start:end, None]
+        # a token between near_from and far_until is packed for the tile's last query and exact for its first: it stands
+        # in both parts, and the mask shows every query one of the two
+        seen = (
+            places[:sinks] <= queries, places[far] < until, (places[near] >= until) & (places[near] <= queries),
+        )  # fmt: skip
+        allowed = torch.cat(seen, dim=1)
+        if sliding is not None:
+            allowed &= queries - torch.cat((places[:sinks], places[far], places[near])) < sliding
+        tiles.append(_Tile(sinks, far, near, allowed.to(device)))
+    return tuple(tiles)
 
 
 def check_finite(logits: Tensor, name: str, window: int) -> None:

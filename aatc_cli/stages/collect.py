@@ -39,6 +39,8 @@ class CollectOptions:
     batch: int = 1
     checkpoint_seconds: float = 60.0
     force: bool = False
+    fisher_batch: int | None = None
+    recompute: bool = False
 
 
 @dataclass
@@ -85,6 +87,8 @@ def collect(
         unchanged(partial, "stats", wanted, force=False)
         with working(f"loading {source.name}"):
             model = load_model(source, device=options.device, dtype=options.dtype)
+        if settings.fisher and model.dtype == torch.float16:
+            raise UsageError("gradients of a float16 model vanish below 6e-8", "run with --dtype bfloat16 or float32")
         sites = attention_sites(model)
         job = CollectJob(
             settings, identity, drawn.records, sites, options.device,
@@ -114,7 +118,7 @@ def _tell_cost(job: CollectJob, timer: _Timer, windows: int, fisher: int, target
     )
     if fisher and windows:
         ratio = (timer.fisher / fisher) / max(forward / windows, 1e-9)
-        say(f"collect: gradients of {fisher} windows {timer.fisher:.1f} s, {ratio:.1f} forward passes each")
+        say(f"collect: gradients {timer.fisher:.1f} s; Fisher: {ratio:.1f} forward passes per window")
 
 
 @torch.no_grad()
@@ -141,26 +145,44 @@ def _run_fisher(
     job: CollectJob, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
     ticker: Ticker,
 ) -> None:  # fmt: skip
+    sums: dict[tuple[int, Side], Tensor] = {}
+
     def add(layer: int, side: Side, gradients: Tensor) -> None:
-        if not math.isfinite(float(gradients.sum(dtype=torch.float32))):
-            raise AatcError(
-                f"the {side} gradients of layer {layer} are not finite in window {index}",
-                "run with --dtype float32 or bfloat16",
-            )
+        sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
         job.layers[layer].add_gradients(side, gradients)
 
     saved_at = time.monotonic()
-    for index in range(start, job.settings.fisher):
+    batch = options.fisher_batch or options.batch
+    for first in range(start, job.settings.fisher, batch):
         began = _clock(options.device)
-        # a function of seed and window alone, so that resuming samples the same tokens
-        generator = torch.Generator(options.device).manual_seed(job.settings.seed * 1_000_003 + index)
-        tokens = windows[index : index + 1].to(options.device)
-        fisher_pass(model, job.sites, tokens, job.settings.window, generator, add)
+        tokens = windows[first : min(first + batch, job.settings.fisher)].to(options.device)
+        done = first + tokens.shape[0]
+        # functions of seed and window alone: neither resuming nor the batch changes which tokens are sampled
+        seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        try:
+            fisher_pass(model, job.sites, tokens, job.settings.window, generators, add, recompute=options.recompute)
+        except torch.OutOfMemoryError as error:
+            problem = f"the gradients of {tokens.shape[0]} windows do not fit into the memory of {options.device}"
+            raise AatcError(problem, "lower --fisher-batch, or add --recompute") from error
+        _check_gradients(sums, first, tokens)
         timer.fisher += _clock(options.device) - began
-        ticker.advance()
-        if index + 1 < job.settings.fisher and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, job.settings.samples, index + 1)
+        ticker.advance(tokens.shape[0])
+        if done < job.settings.fisher and time.monotonic() - saved_at >= options.checkpoint_seconds:
+            job.write(partial, job.settings.samples, done)
             saved_at = time.monotonic()
+
+
+def _check_gradients(sums: dict[tuple[int, Side], Tensor], first: int, tokens: Tensor) -> None:
+    """Raise `AatcError` when a site's gradients are not finite; one look at the device for all of them."""
+    table = torch.stack(list(sums.values())).view(len(sums), *tokens.shape).sum(-1)
+    bad = (~torch.isfinite(table)).nonzero().tolist()
+    if bad:
+        layer, side = list(sums)[bad[0][0]]
+        raise AatcError(
+            f"the {side} gradients of layer {layer} are not finite in window {first + bad[0][1]}",
+            "run with --dtype float32 or bfloat16",
+        )
 
 
 def _updater(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.fisher import fisher_pass
+from aatc_cli.evals import fisher
+from aatc_cli.evals.fisher import fisher_pass, sample_labels
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
@@ -92,18 +94,26 @@ def logits_with(model, sites, tokens, shifts) -> torch.Tensor:
         return model(input_ids=tokens, use_cache=False).logits[0, FIRST_READER:]
 
 
-def gradients(model, sites, tokens, seed=0) -> dict:
+def generators(seeds) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def gradients(model, sites, tokens, *seeds, **options) -> dict:
+    """Gradients [B * T, C] by site; row b of the batch draws with seed b, all with 0 when none is given."""
     found = {}
-    generator = torch.Generator().manual_seed(seed)
-    fisher_pass(model, sites, tokens, WINDOW, generator, lambda layer, side, g: found.update({(layer, side): g}))
+    fisher_pass(
+        model, sites, tokens, WINDOW, generators(seeds or [0] * len(tokens)),
+        lambda layer, side, g: found.update({(layer, side): g}), **options,
+    )  # fmt: skip
     return found
 
 
 def labels_of(model, tokens, seed=0) -> torch.Tensor:
-    """What the pass samples with this seed: one token per reading position, from the model's own distribution."""
+    """What the pass samples with this seed: where cumulated probabilities pass a uniform number, by counting."""
     with torch.no_grad():
-        logits = model(input_ids=tokens, use_cache=False).logits[:, FIRST_READER:].flatten(0, 1)
-    return torch.multinomial(logits.float().softmax(-1), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
+        p = model(input_ids=tokens, use_cache=False).logits[0, FIRST_READER:].softmax(-1).numpy()
+    uniform = torch.rand(len(p), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
+    return torch.tensor([int((np.cumsum(row) <= u).sum()) for row, u in zip(p, uniform, strict=True)])
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2", "tiny_qwen3"])
@@ -111,7 +121,7 @@ def test_same_as_finite_differences(family, request):
     """One token's packed copy moves, later layers' caches with it; q, k and v biases and key norms included."""
     model, sites = double(request.getfixturevalue(family))
     tokens = some_tokens(model)
-    found, labels = gradients(model, sites, tokens, seed=3), labels_of(model, tokens, seed=3)
+    found, labels = gradients(model, sites, tokens, 3), labels_of(model, tokens, 3)
     assert set(found) == {(layer, side) for layer in range(4) for side in "kv"}
     channels, size = found[0, "k"].shape[1], 1e-5
     directions = torch.Generator().manual_seed(1)
@@ -179,8 +189,10 @@ def test_mean_over_labels_is_the_exact_fisher(small, site):
     """
     model, sites, tokens = small
     draws, found = 400, []
-    for seed in range(3):
-        batch = gradients(model, sites, tokens.expand(draws, -1), seed)[site].double().reshape(draws, -1, 32)
+    for first in range(0, 3 * draws, draws):
+        batch = gradients(model, sites, tokens.expand(draws, -1), *range(first, first + draws))[site].reshape(
+            draws, -1, 32
+        )
         found.append(torch.einsum("nic,nid->ncd", batch, batch))
     samples = torch.cat(found)
     exact, mean = exact_fisher(model, sites, tokens, site), samples.mean(0)
@@ -195,15 +207,70 @@ def test_mean_over_labels_is_the_exact_fisher(small, site):
 
 
 def test_a_batch_is_its_rows(small):
-    """Rows of a batch do not see each other: with the same labels a row's gradient is that of the row alone."""
+    """Rows of a batch do not see each other and draw by themselves: a row's gradient is that of the row alone."""
     model, sites, tokens = small
-    other = some_tokens(model, length=24, seed=6)
-    both = gradients(model, sites, torch.cat((tokens, other)), seed=7)
-    alone = gradients(model, sites, tokens, seed=7)
-    assert torch.equal(labels_of(model, torch.cat((tokens, other)), 7)[:19], labels_of(model, tokens, 7))
-    for site, gradient in alone.items():
-        torch.testing.assert_close(both[site][:24], gradient, rtol=1e-5, atol=1e-7)
-        assert both[site].shape == (48, 32)
+    rows = [tokens, some_tokens(model, length=24, seed=6), tokens]
+    batch = gradients(model, sites, torch.cat(rows), 7, 8, 9)
+    for index, (row, seed) in enumerate(zip(rows, (7, 8, 9), strict=True)):
+        for site, gradient in gradients(model, sites, row, seed).items():
+            part = batch[site][24 * index : 24 * (index + 1)]
+            torch.testing.assert_close(part, gradient, rtol=1e-10, atol=1e-12)
+    assert batch[0, "k"].shape == (72, 32)
+    assert not torch.allclose(batch[0, "k"][:24], batch[0, "k"][48:], rtol=0.1)  # other labels
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2", "tiny_qwen3"])
+def test_recomputing_the_layers_changes_nothing(family, request):
+    """The same operations in the same order, twice: equal to the last bit, and every site reported once."""
+    model, sites = double(request.getfixturevalue(family))
+    tokens = torch.cat((some_tokens(model), some_tokens(model, seed=1)))
+    plain, calls = gradients(model, sites, tokens, 1, 2), []
+    forwards = [layer.forward for layer in model.model.layers]
+    fisher_pass(
+        model, sites, tokens, WINDOW, generators((1, 2)), lambda layer, side, g: calls.append(((layer, side), g)),
+        recompute=True,
+    )  # fmt: skip
+    assert sorted(site for site, _ in calls) == sorted(plain)
+    for site, gradient in calls:
+        assert torch.equal(gradient, plain[site]), site
+    assert [layer.forward for layer in model.model.layers] == forwards
+    assert not any("forward" in layer.__dict__ for layer in model.model.layers)
+
+
+def test_recomputing_holds_one_layer_at_a_time(tiny_llama):
+    """What autograd keeps between the passes: everything inside the layers, or their inputs alone."""
+    model, sites = double(tiny_llama)
+    kept = {}
+    for recompute in (False, True):
+        saved = []
+
+        def pack(tensor, saved=saved):
+            saved.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            gradients(model, sites, some_tokens(model), recompute=recompute)
+        kept[recompute] = len(saved)
+    assert kept[False] > 4 * 20
+    assert kept[True] < 25
+
+
+def test_bfloat16_gradients_are_the_same_up_to_rounding(tiny_llama, monkeypatch):
+    """With the labels of float32: which token a draw falls on may change with the rounding of its probabilities."""
+    model = load_model(find_model(str(tiny_llama)))
+    tokens, labels, found = some_tokens(model), labels_of(model, some_tokens(model), 4), {}
+    monkeypatch.setattr(fisher, "sample_labels", lambda p, uniform: labels)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = model.to(dtype)
+        for recompute in (False, True):
+            found[dtype, recompute] = gradients(model, attention_sites(model), tokens, 4, recompute=recompute)
+    for site, exact in found[torch.float32, False].items():
+        rounded = found[torch.bfloat16, False][site]
+        assert rounded.dtype == torch.bfloat16
+        assert torch.equal(rounded, found[torch.bfloat16, True][site])
+        # eight bits of mantissa through four layers, there and back
+        error = float((rounded.float() - exact).norm() / exact.norm())
+        assert 1e-4 < error < 0.1, (site, error)
 
 
 def test_the_model_is_left_as_it_was(tiny_llama):
@@ -218,7 +285,7 @@ def test_the_model_is_left_as_it_was(tiny_llama):
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        fisher_pass(model, sites, some_tokens(model), WINDOW, torch.Generator(), stop)
+        fisher_pass(model, sites, some_tokens(model), WINDOW, generators([0]), stop)
     for parameter, (required, value) in zip(parameters, before, strict=True):
         assert parameter.requires_grad == required
         assert parameter.grad is None
@@ -233,29 +300,43 @@ def test_labels_follow_the_seed(tiny_llama):
     assert not torch.allclose(one[1, "k"], other[1, "k"], rtol=0.1)
 
 
-def collected_seeds(monkeypatch, path, corpus, folder, seed) -> list[int]:
+def collected_seeds(monkeypatch, path, corpus, folder, seed, batch) -> list[int]:
     seeds = []
 
-    def record(model, sites, tokens, window, generator, on_gradient):
-        seeds.append(generator.initial_seed())
-        return fisher_pass(model, sites, tokens, window, generator, on_gradient)
+    def record(model, sites, tokens, window, drawing, on_gradient, **options):
+        assert len(drawing) == len(tokens)
+        seeds.extend(generator.initial_seed() for generator in drawing)
+        return fisher_pass(model, sites, tokens, window, drawing, on_gradient, **options)
 
     monkeypatch.setattr(collect_stage, "fisher_pass", record)
     settings = CollectSettings(samples=3, length=48, rows=32, seed=seed, fisher=3, window=WINDOW)
     mixture = TextMixture(sources=[str(corpus)], samples=3, length=48)
     collect_stage.collect(
-        Run(folder), "stats", find_model(str(path)), mixture, settings, collect_stage.CollectOptions()
+        Run(folder), "stats", find_model(str(path)), mixture, settings, collect_stage.CollectOptions(fisher_batch=batch)
     )
     return seeds
 
 
 def test_every_window_of_a_calibration_samples_its_own_labels(monkeypatch, tiny_llama, corpus, tmp_path):
     """Window w of seed s draws from a generator of its own, whatever other windows or seeds there are."""
-    first = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "a", 0)
-    second = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "b", 1)
+    first = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "a", 0, 1)
+    second = collected_seeds(monkeypatch, tiny_llama, corpus, tmp_path / "b", 1, 2)
     assert len(first) == len(second) == 3
     assert len({*first, *second}) == 6
     assert first == [0, 1, 2]
     assert second == [1_000_003, 1_000_004, 1_000_005]
     draws = {tuple(torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()) for seed in first}
     assert len(draws) == 3
+
+
+def test_draws_follow_the_probabilities():
+    """Inverse of the distribution function: exact on a grid of uniform numbers, impossible tokens never drawn."""
+    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    labels = sample_labels(p.expand(4000, -1), grid)
+    assert torch.bincount(labels, minlength=6).tolist() == [0, 1000, 0, 2000, 1000, 0]
+    edge = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert sample_labels(p.expand(2, -1), edge).tolist() == [1, 4]
+    many = torch.softmax(torch.randn(50_000, generator=torch.Generator().manual_seed(0)), -1)
+    many[40_000:] = 0
+    assert int(sample_labels(many[None], edge[1:])) == 39_999

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -522,6 +523,46 @@ def test_gradients_are_reproducible_and_depend_on_the_seed(tiny_llama: Path, tmp
             assert not plain[name].any()
         else:
             assert torch.equal(first[name], plain[name])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fisher_batch": 2}, {"fisher_batch": 8}, {"batch": 3}, {"recompute": True, "fisher_batch": 2}]
+)
+def test_gradients_in_batches_are_those_one_by_one(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, changes: dict[str, Any], capsys: Any
+) -> None:
+    alone = tensors(run_collect(Run(tmp_path / "a"), tiny_llama, **WITH_GRADIENTS))
+    capsys.readouterr()
+    batched = tensors(run_collect(Run(tmp_path / "b"), tiny_llama, **WITH_GRADIENTS, **changes))
+    for name, tensor in alone.items():
+        # the order of float32 sums
+        assert error(batched[name], tensor) < 1e-5, name
+    assert re.search(r"collect: gradients [\d.]+ s; Fisher: [\d.]+ forward passes per window", capsys.readouterr().err)
+
+
+def test_interrupted_among_the_gradients_and_in_another_batch(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, interrupted: Any
+) -> None:
+    interrupted(Run(tmp_path / "a"), tiny_llama, 4, **WITH_GRADIENTS)
+    resumed = tensors(run_collect(Run(tmp_path / "a"), tiny_llama, **WITH_GRADIENTS, fisher_batch=2))
+    whole = tensors(run_collect(Run(tmp_path / "b"), tiny_llama, **WITH_GRADIENTS))
+    assert max(error(resumed[name], tensor) for name, tensor in whole.items()) < 1e-5
+
+
+def test_gradients_that_are_not_finite_name_layer_and_window(poison: Any, tmp_path: Path, run_collect: Any) -> None:
+    """The statistics never see the output head; the last layer is where its gradients arrive first."""
+    folder = poison(lambda parts: parts["lm_head.weight"].__setitem__((5, 5), float("nan")))
+    with pytest.raises(AatcError, match=r"the [kv] gradients of layer 3 are not finite in window 0") as caught:
+        run_collect(Run(tmp_path / "run"), folder, **WITH_GRADIENTS, fisher_batch=2)
+    assert "--dtype" in str(caught.value.hint)
+
+
+def test_gradients_of_float16_are_refused_before_anything_runs(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any
+) -> None:
+    with pytest.raises(UsageError, match="gradients of a float16 model vanish"):
+        run_collect(Run(tmp_path / "run"), tiny_llama, **WITH_GRADIENTS, dtype="float16")
+    assert not (tmp_path / "run" / "stats").exists()
 
 
 @pytest.mark.parametrize(
