@@ -44,7 +44,7 @@ class Window(Settings):
 class Geometry(Settings):
     """Shape of a model's key-value cache: everything the byte law and the allocator need to know of a model.
 
-    Two fields are of models that mix sliding layers, kept exact, with full ones; for others they are not written.
+    The last three fields are of models that mix sliding layers, kept exact, with full ones; others do not write them.
     """
 
     layers: int = Field(ge=1, description="layers whose cache is compressed")
@@ -54,16 +54,22 @@ class Geometry(Settings):
     hidden_size: int = Field(ge=1)
     sliding_layers: int = Field(0, ge=0, description="sliding layers beside full ones, kept exact")
     sliding_window: int | None = Field(None, ge=1, description="tokens that each of those holds at most")
+    full_layers: tuple[int, ...] = Field((), strict=False, description="places of the full layers among all")
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.sliding_layers else {k: v for k, v in data.items() if not k.startswith("sliding_")}
+        mixed = ("sliding_layers", "sliding_window", "full_layers")
+        return data if self.sliding_layers else {k: v for k, v in data.items() if k not in mixed}
 
     @model_validator(mode="after")
     def _sliding_fits(self) -> Self:
-        if (self.sliding_layers > 0) != (self.sliding_window is not None):
-            raise ValueError("sliding_layers and sliding_window go together")
+        if not (self.sliding_layers > 0) == (self.sliding_window is not None) == bool(self.full_layers):
+            raise ValueError("sliding_layers, sliding_window and full_layers go together")
+        places = sorted(set(self.full_layers))
+        if places and (list(self.full_layers) != places or len(places) != self.layers or places[0] < 0
+                       or places[-1] >= self.layers + self.sliding_layers):  # fmt: skip
+            raise ValueError("full_layers must be the places of all full layers among all layers, in order")
         return self
 
     @model_validator(mode="after")
@@ -71,6 +77,14 @@ class Geometry(Settings):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         return self
+
+    def of_full_layers(self) -> Self:
+        """The same without the sliding layers."""
+        return self.model_copy(update={"sliding_layers": 0, "sliding_window": None, "full_layers": ()})
+
+    def leading(self, count: int) -> int:
+        """Compressed layers among the first ``count`` layers of the model."""
+        return sum(place < count for place in self.full_layers) if self.full_layers else min(count, self.layers)
 
     @property
     def channels(self) -> int:

@@ -144,7 +144,7 @@ class CacheLayout:
 
     def of_full_layers(self) -> CacheLayout:
         """The law of the compressed layers alone, as if the model had no sliding ones."""
-        return replace(self, geometry=self.geometry.model_copy(update={"sliding_layers": 0, "sliding_window": None}))
+        return replace(self, geometry=self.geometry.of_full_layers())
 
     def summary(self, tokens: int, batch: int = 1) -> dict[str, object]:
         """Everything above at one context, as JSON-ready data; with sliding layers, the full ones apart as well."""

@@ -83,6 +83,7 @@ def geometry_of(config: Any) -> Geometry:
             layers=len(windows) - len(exact), heads=heads, kv_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads, hidden_size=text.hidden_size,
             sliding_layers=len(exact), sliding_window=exact[0].tokens if exact else None,
+            full_layers=tuple(place for place, window in enumerate(windows) if exact and not window.exact),
         )  # fmt: skip
     except ValidationError as error:
         problem = f"the configuration of {config.model_type} describes no attention: {explain(error)}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
-from aatc_cli.config import MAX_BITS, Budget, Window
+from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies
@@ -107,6 +107,7 @@ def derive(
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     geometry = transform.manifest.model.geometry
     groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
+    recipe = _for_compressed_layers(recipe, geometry)
 
     def layout_of(allocation: Allocation) -> CacheLayout:
         bits: list[dict[Side, list[int]]] = [
@@ -155,6 +156,12 @@ def _too_small(budget: Budget, allowed: int, window: Window) -> AatcError:
         f"no allocation fits {allowed:,} bytes at {budget.context} tokens with a window of {window.recent}",
         "allow more bytes, or use a recipe with fewer protected layers",
     )
+
+
+def _for_compressed_layers(recipe: Recipe, geometry: Geometry) -> Recipe:
+    """The recipe with the protected layers that are compressed at all: the model's first ones may be sliding layers."""
+    layers = geometry.leading(recipe.protect.layers)
+    return recipe.model_copy(update={"protect": recipe.protect.model_copy(update={"layers": layers})})
 
 
 def _allocation_or_none(energies: Energies, recipe: Recipe, bits: float) -> Allocation | None:

@@ -121,7 +121,7 @@ def _view(plan: Plan) -> PlanView:
         raise damaged(plan.artifact.path, "plan", "its results are not those of a plan") from error
     return PlanView(
         recipe=plan.recipe.name, budget=plan.budget.label, digest=plan.artifact.manifest.digest,
-        protected=min(plan.recipe.protect.layers, plan.geometry.layers), groups=plan.groups, bits=plan.bits,
+        protected=plan.geometry.leading(plan.recipe.protect.layers), groups=plan.groups, bits=plan.bits,
         bits_mean=mean, predicted=predicted, water_level=level, layout=plan.layout,
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
         return Absent(f"The plans of {recipe.name} were not made from this run's transform: aatc allocate --force")
     energies = load_energies(transform)
     last = len(energies) - 1
-    first = min(recipe.protect.layers, last)
+    first = min(chosen[0].geometry.leading(recipe.protect.layers), last)
     layers = tuple(sorted({first, (first + last) // 2, last}))
     energy: dict[tuple[int, Side], Floats] = {
         (layer, side): normalized_energy(energies[layer][side], side, recipe) for layer in layers for side in SIDES

@@ -36,18 +36,36 @@ def gemma_codecs(codecs):
 def test_geometry_counts_the_two_kinds_apart(gemma):
     geometry = geometry_of(gemma.config)
     assert (geometry.layers, geometry.sliding_layers, geometry.sliding_window) == (2, 2, 24)
+    assert geometry.full_layers == (1, 3)
+    assert [geometry.leading(n) for n in range(5)] == [0, 0, 1, 1, 2]
     assert Geometry.model_validate(geometry.model_dump()) == geometry
     plain = Geometry(layers=2, heads=4, kv_heads=1, head_dim=16, hidden_size=64)
     # what was written before there were sliding layers keeps its digest
     assert plain.model_dump() == {"layers": 2, "heads": 4, "kv_heads": 1, "head_dim": 16, "hidden_size": 64}
     assert digest_of(plain.model_dump(mode="json")) != digest_of(geometry.model_dump(mode="json"))
-    with pytest.raises(ValueError, match="go together"):
-        Geometry(layers=2, heads=4, kv_heads=1, head_dim=16, hidden_size=64, sliding_layers=2)
+    assert [plain.leading(n) for n in range(4)] == [0, 1, 2, 2]
+    mixed = geometry.model_dump()
+    assert Geometry.model_validate_json(geometry.model_dump_json()) == geometry
+    for change, says in (
+        ({"sliding_layers": 0}, "go together"),
+        ({"full_layers": (1, 4)}, "in order"),
+        ({"full_layers": (3, 1)}, "in order"),
+        ({"full_layers": (1,)}, "in order"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Geometry.model_validate(mixed | change)
 
 
 def test_the_law_counts_sliding_layers_as_they_are():
     geometry = Geometry(
-        layers=3, heads=4, kv_heads=1, head_dim=256, hidden_size=640, sliding_layers=15, sliding_window=512
+        layers=3,
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        hidden_size=640,
+        sliding_layers=15,
+        sliding_window=512,
+        full_layers=(5, 11, 17),
     )
     layout = CacheLayout.nominal(geometry, Window(), HeadGroups(k=1, v=1), 2.0)
     alone = layout.of_full_layers()
