@@ -6,6 +6,7 @@ Works with transformers 5.17 to 5.24: attention modules get the cache as ``past_
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 from aatc_cli.models.attention import attention_function
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
+from aatc_cli.models.refusals import PREFIX, check_call
 
-_NAME = "aatc-cache"
+_NUMBERS = itertools.count()
 # what attention modules of different architectures and versions call the cache they are given
 _CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 
@@ -62,11 +64,13 @@ def hosted(model: nn.Module, layers: list[AttentionLayer], function: CallFunctio
     Raises `AatcError` for a call without such a cache. The model's configuration and hooks, and the interfaces, are as
     before when the block ends, whatever happened in it.
     """
-    hooks = _Hooks(layers, function)
+    # a name of its own, so that two attached models (a compressed assistant, for one) do not share a function
+    name = f"{PREFIX}{next(_NUMBERS)}"
+    hooks = _Hooks(layers, function, name)
     config: Any = model.config
     try:
         hooks.attach(model)
-        with attention_function(config, _NAME, hooks.attend, _plain_mask):
+        with attention_function(config, name, hooks.attend, _plain_mask):
             yield
     finally:
         hooks.detach()
@@ -80,9 +84,10 @@ def _plain_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor |
 class _Hooks:
     """What the hooks of one forward pass have seen, and the attention function that reads it."""
 
-    def __init__(self, layers: list[AttentionLayer], function: CallFunction) -> None:
+    def __init__(self, layers: list[AttentionLayer], function: CallFunction, name: str) -> None:
         self.layers = layers
         self.function = function
+        self.name = name
         self.by_module = {id(layer.module): layer for layer in layers}
         self.seen: dict[str, Any] = {}
         self.rotations: dict[int, tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]], Tensor]] = {}
@@ -137,6 +142,7 @@ class _Hooks:
 
     def _start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._forget()
+        check_call(module, args, kwargs, self.name, len(self.layers))
         # with the logits of k + 1 positions asked for, the last k tokens are candidates: see CacheCall.prompt
         keep = kwargs.get("logits_to_keep")
         self.keep = keep if isinstance(keep, int) and keep > 0 else None

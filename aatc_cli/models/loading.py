@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,19 @@ def _attempt(source: ModelSource, load: Callable[[], Any]) -> Any:
         return load()
     except AatcError:
         raise
+    except ImportError as error:
+        needed = [error.name] if error.name else [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+        if not needed:
+            raise AatcError(f"cannot load {source.name}: {_first(error)}", "install the package it asks for") from error
+        packages = " ".join(needed)
+        raise AatcError(f"cannot load {source.name} without {packages}", f"pip install {packages}") from error
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for the same user mistake
-        reason = str(error).strip().splitlines()
         raise AatcError(
-            f"cannot load {source.name}: {reason[0] if reason else type(error).__name__}",
+            f"cannot load {source.name}: {_first(error)}",
             "check the path; a hub id needs network access or a filled cache, a folder or .gguf file needs neither",
         ) from error
+
+
+def _first(error: Exception) -> str:
+    """The first line of what an error says, or its name."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

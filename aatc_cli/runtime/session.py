@@ -19,6 +19,7 @@ from aatc_cli.models.adapter import AttentionLayer, AttentionSite, ExactLayer, a
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.layer_kinds import rope_switch
+from aatc_cli.models.refusals import check_model
 from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
@@ -42,9 +43,10 @@ class Session:
 def compressed(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window: Window) -> Iterator[Session]:
     """Attach the compressed cache to ``model`` while the block lasts.
 
-    codecs: per compressed layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, and
-    `UnsupportedModelError` for a model whose attention cannot be read.
+    codecs: per compressed layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, or it is
+    compiled or spread over devices, and `UnsupportedModelError` for a model whose attention cannot be read.
     """
+    check_model(model)
     layers = attention_layers(model)
     spec = cache_spec(model, layers, codecs, window)
     with hosted(model, layers, _attend):
