@@ -108,15 +108,20 @@ def quantize(h: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: i
     coded = tables.bits > 0
     rows = h.reshape(-1, h.shape[-1])
     unit = torch.where(coded, rows / torch.where(sigma > 0, sigma, torch.ones_like(sigma)), torch.zeros_like(rows))
+    unit = unit.clamp(torch.finfo(unit.dtype).min, torch.finfo(unit.dtype).max)
+    # squares are of shares of the group's loudest channel: those of the latents themselves may overflow
+    loudest = torch.unflatten(unit.abs(), -1, (groups, -1)).amax(-1).clamp_min(torch.finfo(unit.dtype).tiny)
+    peak = _by_channel(loudest, unit)
     counts = torch.unflatten(coded, -1, (groups, -1)).sum(-1).clamp_min(1)
-    rms = (torch.unflatten(unit.square(), -1, (groups, -1)).sum(-1) / counts).sqrt()
+    rms = loudest * (torch.unflatten((unit / peak).square(), -1, (groups, -1)).sum(-1) / counts).sqrt()
     price = torch.where(coded, weight * sigma.square(), torch.zeros_like(sigma))
     best = torch.full_like(rms, torch.inf)
     best_alpha = torch.zeros_like(rms, dtype=torch.float16)
     for factor in CANDIDATES:
         alpha = (rms * factor).clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
         scale = _by_channel(alpha, unit)
-        error = (unit - tables.values(tables.nearest(_divided(unit, scale))) * scale).square() * price
+        nearest = tables.values(tables.nearest(_divided(unit, scale))) * scale
+        error = ((unit - nearest) / peak).square() * price
         total = torch.unflatten(error, -1, (groups, -1)).sum(-1)
         best_alpha = torch.where(total < best, alpha, best_alpha)
         best = torch.minimum(total, best)

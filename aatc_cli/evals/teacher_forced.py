@@ -77,7 +77,7 @@ def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: W
     """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries. -> [B, Hq, T, D]."""
     tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
     parts = []
-    for tile, queries in zip(tiles, inputs.query.split(_TILE, dim=2), strict=True):
+    for tile, queries in zip(tiles, torch.split(inputs.query, _TILE, dim=2), strict=True):
         keys = torch.cat((inputs.key[:, :, : tile.sinks], k_hat[:, :, tile.far], inputs.key[:, :, tile.near]), dim=2)
         values = torch.cat(
             (inputs.value[:, :, : tile.sinks], v_hat[:, :, tile.far], inputs.value[:, :, tile.near]), dim=2

@@ -270,6 +270,26 @@ def test_sizes_that_float16_does_not_hold_stay_finite(size, dtype):
         assert (back == 0).all()
 
 
+@pytest.mark.parametrize("size", [1e15, 1e20, 1e30, 1e37, float("inf")])
+def test_latents_whose_squares_overflow_saturate(size):
+    """In float32 the square of 1e20 is infinite: the loud groups come back at the largest scale, not as zeros."""
+    h, sigma, _, weight, groups = setting()
+    table = Tables.of(torch.tensor(BITS), torch.zeros(1))
+    h, sigma, weight = h.float(), sigma.float(), weight.float()
+    plain, loud = h.clone(), h.clone()
+    loud[7:9, :6] = size * torch.sign(h[7:9, :6])
+    codes, alpha = quantize(loud, sigma, table, weight, groups)
+    assert (alpha[7:9, 0] == torch.finfo(torch.float16).max).all()
+    half = 2 ** (torch.tensor(BITS[1:6]) - 1)
+    outermost = torch.where(h[7:9, 1:6] > 0, half - 1, -half)
+    assert torch.equal(codes[7:9, 1:6], outermost.to(torch.int32))
+    # other groups and tokens do not notice
+    expected = quantize(plain, sigma, table, weight, groups)
+    assert torch.equal(codes[:, 6:], expected[0][:, 6:])
+    assert torch.equal(codes[9:], expected[0][9:])
+    assert torch.equal(alpha[:, 1], expected[1][:, 1])
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 @pytest.mark.parametrize("loudness", [0.05, 1.0, 40.0])
 def test_error_on_normal_data_is_the_constant(bits, loudness):
