@@ -5,6 +5,9 @@ width 6 is a 4-bit field above a 2-bit field. Channels with bits are sorted wide
 channels and every plane a dense rectangle over a few such runs; no code straddles a byte, nothing is masked. Channels
 without bits are not there at all. Keys are packed along channels, one row per token; values along the tokens of a
 flush block, one run of bytes per channel.
+
+Unpacking turns the bytes round first, so that tokens are neighbours, and then works on words of four of them: a field
+is moved to the top of its byte, where codes of every width up to 8 are signed bytes times the same power of two.
 """
 
 from __future__ import annotations
@@ -12,11 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from aatc_cli.core import Side
 from aatc_cli.core.layout import PLANES
+
+# tokens that are unpacked as one word
+_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,22 @@ class PackPlan:
         """Channels that have ``plane`` in their width."""
         return sum(run.stop - run.start for run in self.members(plane))
 
+    @cached_property
+    def wide(self) -> int:
+        """Channels of more than 8 bits, which come first."""
+        return max((run.stop for run in self.classes if run.width > 8), default=0)
+
+    @cached_property
+    def widths(self) -> Tensor:
+        """Widths of the sorted channels, int32 [A]."""
+        counts = [run.stop - run.start for run in self.classes]
+        widths = torch.tensor([run.width for run in self.classes], dtype=torch.int32)
+        return widths.repeat_interleave(torch.tensor(counts, dtype=torch.int64)).to(self.order.device)
+
+    @cached_property
+    def _moves(self) -> dict[int, _Move]:
+        return {plane: _move(self, plane) for plane in PLANES if plane <= 8 and self.members(plane)}
+
 
 def pack_plan(bits: Sequence[int], flush: int, device: torch.device | str = "cpu") -> PackPlan:
     """The packing of a site with these widths [C] and ``flush`` tokens per value block; ``order`` is on ``device``."""
@@ -72,14 +96,9 @@ def pack_keys(codes: Tensor, plan: PackPlan) -> Tensor:
 
 def unpack_keys(data: Tensor, plan: PackPlan, dtype: torch.dtype = torch.int32) -> Tensor:
     """Inverse of `pack_keys`: signed codes of the channels with bits, in sorted order. [..., row_bytes] -> [..., A]."""
-    planes: dict[int, Tensor] = {}
-    start = 0
-    for plane in PLANES:
-        count = plan.count(plane)
-        size = _field_bytes(count, plane)
-        planes[plane] = _unpack_fields(data[..., start : start + size], plane, count)
-        start += size
-    return _join(planes, plan, -1, data, dtype)
+    rows = data.flatten(0, -2)
+    codes = _whole_codes(unpack_aligned(rows[None], plan, "k"), plan)[:, 0, : rows.shape[0]]
+    return codes.T.reshape(*data.shape[:-1], -1 if codes.numel() else codes.shape[0]).to(dtype)
 
 
 def pack_values(codes: Tensor, plan: PackPlan) -> Tensor:
@@ -95,14 +114,41 @@ def pack_values(codes: Tensor, plan: PackPlan) -> Tensor:
 
 def unpack_values(data: Tensor, plan: PackPlan, dtype: torch.dtype = torch.int32) -> Tensor:
     """Inverse of `pack_values`, with channels before tokens: [..., block_bytes] -> [..., A, f]."""
-    planes: dict[int, Tensor] = {}
+    blocks = data.flatten(0, -2)
+    codes = _whole_codes(unpack_aligned(blocks[None], plan, "v"), plan)[..., : blocks.shape[0]]
+    return codes.permute(2, 0, 1).reshape(*data.shape[:-1], *codes.shape[:2]).to(dtype)
+
+
+def unpack_aligned(data: Tensor, plan: PackPlan, side: Side) -> tuple[Tensor, Tensor]:
+    """Codes as bytes in which every width has its highest bit on top, tokens last: the form that decoding reads.
+
+    data: packed keys [b, n, row_bytes], then f' = 1, or packed values [b, n, block_bytes], then f' = f tokens of n
+    blocks. -> high int8 [b, A, f', m] and low uint8 [b, W, f', m], W being `PackPlan.wide`: a code of b bits is
+    (high + low / 256) 2^(b - 8). m is n made a multiple of 4; what is beyond n belongs to no token.
+    """
+    columns, batch, active = _turned(data), data.shape[0], int(plan.order.shape[0])
+    run = 1 if side == "k" else plan.flush
+    shape = (batch, active + plan.wide, run, columns.shape[2])
+    out = torch.empty(shape, dtype=torch.uint8, device=data.device)
+    words, turned = out.view(torch.int32), columns.view(torch.int32)
     start = 0
     for plane in PLANES:
-        count, run = plan.count(plane), _field_bytes(plan.flush, plane)
-        runs = torch.unflatten(data[..., start : start + count * run], -1, (count, run))
-        planes[plane] = _unpack_fields(runs, plane, plan.flush)
-        start += count * run
-    return _join(planes, plan, -2, data, dtype)
+        count = plan.count(plane)
+        if count == 0:
+            continue
+        size = _field_bytes(count, plane) if side == "k" else count * _field_bytes(run, plane)
+        section = slice(start, start + size)
+        start += size
+        if plane == 16:
+            pairs = torch.unflatten(columns[:, section], 1, (count, run, 2))
+            out[:, :count], out[:, active : active + count] = pairs[:, :, :, 1], pairs[:, :, :, 0]
+        elif side == "k":
+            _place(_fields(turned[:, None, section], plane, count).transpose(1, 2), plan._moves[plane], words)
+        else:
+            _place(_fields(torch.unflatten(turned[:, section], 1, (count, -1)), plane, run), plan._moves[plane], words)
+    # codes are stored with half their range added, which is their highest bit turned over
+    words[:, :active] ^= _repeated(0x80)
+    return out[:, :active].view(torch.int8), out[:, active:]
 
 
 def _field_bytes(count: int, plane: int) -> int:
@@ -121,26 +167,79 @@ def _split(codes: Tensor, plan: PackPlan) -> dict[int, list[Tensor]]:
     return fields
 
 
-def _join(planes: dict[int, Tensor], plan: PackPlan, axis: int, data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Signed codes from the unpacked planes, whose channels lie along ``axis``."""
-    used = dict.fromkeys(PLANES, 0)
-    parts = []
-    for run in plan.classes:
-        count = run.stop - run.start
-        total: Tensor | None = None
-        for plane in PLANES:
-            if run.width & plane:
-                # eight bits and fewer are put together as bytes, which is several times faster than as integers
-                field = planes[plane].narrow(axis, used[plane], count)
-                field = (field if run.width <= 8 else field.to(torch.int32)) << _shift(run.width, plane)
-                total = field if total is None else total | field
-                used[plane] += count
-        assert total is not None
-        parts.append(total.to(dtype) - (1 << (run.width - 1)))
-    if parts:
-        return torch.cat(parts, axis)
-    shape = (*data.shape[:-1], 0) if axis == -1 else (*data.shape[:-1], 0, plan.flush)
-    return data.new_empty(shape, dtype=dtype)
+@dataclass(frozen=True)
+class _Move:
+    """Where the fields of one plane go: up by ``shift`` [n, 1, 1] bits, then in runs (source, target, count, first).
+
+    Targets count the sorted channels, and behind them the low bytes of wide ones. first: nothing was put into those
+    bytes before.
+    """
+
+    shift: Tensor | None
+    runs: tuple[tuple[int, int, int, bool], ...]
+
+
+def _move(plan: PackPlan, plane: int) -> _Move:
+    shifts: list[int] = []
+    runs: list[tuple[int, int, int, bool]] = []
+    for run in plan.members(plane):
+        low = run.width > 8 and plane < 8
+        used = (run.width & 7 if low else run.width) & ~(2 * plane - 1)
+        target, count = run.start + (int(plan.order.shape[0]) if low else 0), run.stop - run.start
+        source, first = len(shifts), used == 0
+        shifts += [8 - plane - used] * count
+        if runs and runs[-1][3] == first and runs[-1][1] + runs[-1][2] == target:
+            source, target, count = runs[-1][0], runs[-1][1], runs[-1][2] + count
+            runs.pop()
+        runs.append((source, target, count, first))
+    device = plan.order.device
+    shift = torch.tensor(shifts, dtype=torch.int32, device=device)[:, None, None]
+    return _Move(shift if plane < 8 else None, tuple(runs))
+
+
+def _turned(data: Tensor) -> Tensor:
+    """Bytes [b, n, m] with the n tokens or blocks last, made a multiple of a word: [b, m, n']."""
+    batch, count, size = data.shape
+    padding = -count % _WORD
+    make = data.new_zeros if padding else data.new_empty
+    out = make(batch, size, count + padding)
+    out[..., :count].copy_(data.transpose(1, 2))
+    return out
+
+
+def _fields(words: Tensor, plane: int, count: int) -> Tensor:
+    """Words [b, r, m, n / 4] of r runs as ``count`` fields each: int32 [b, r, count, n / 4]."""
+    if plane == 8:
+        return words
+    places = torch.arange(0, 8, plane, dtype=torch.int32, device=words.device)[:, None, None]
+    fields = (words[:, :, None] >> places).bitwise_and_(_repeated((1 << plane) - 1))
+    return fields.flatten(2, 3)[:, :, :count]
+
+
+def _place(fields: Tensor, move: _Move, words: Tensor) -> None:
+    """Put fields [b, n, f', n / 4] into the words of their channels."""
+    if move.shift is not None:
+        fields.bitwise_left_shift_(move.shift)
+    for source, target, count, first in move.runs:
+        part, goal = fields[:, source : source + count], words[:, target : target + count]
+        if first:
+            goal.copy_(part)
+        else:
+            goal.bitwise_or_(part)
+
+
+def _repeated(byte: int) -> int:
+    """A signed 32-bit number with ``byte`` in each of its bytes."""
+    number = byte * 0x01010101
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def _whole_codes(aligned: tuple[Tensor, Tensor], plan: PackPlan) -> Tensor:
+    """Signed codes int32 [A, f', n] of `unpack_aligned` for a batch of one."""
+    high, low = (part[0] for part in aligned)
+    codes = high.to(torch.int32) * 256
+    codes[: plan.wide] += low
+    return codes >> (16 - plan.widths)[:, None, None]
 
 
 def _shift(width: int, plane: int) -> int:
@@ -161,14 +260,3 @@ def _pack_fields(values: Tensor, plane: int) -> Tensor:
     for place in range(1, 8 // plane):
         data |= padded[..., place * size : (place + 1) * size] << (plane * place)
     return data.to(torch.uint8)
-
-
-def _unpack_fields(data: Tensor, plane: int, count: int) -> Tensor:
-    """Inverse of `_pack_fields`: [..., m] bytes to [..., count] fields, uint8 or (for 16 bits) int32."""
-    if plane == 16:
-        pairs = torch.unflatten(data, -1, (count, 2)).to(torch.int32)
-        return pairs[..., 0] | (pairs[..., 1] << 8)
-    if plane == 8:
-        return data
-    mask = (1 << plane) - 1
-    return torch.cat([(data >> (plane * place)) & mask for place in range(8 // plane)], -1)[..., :count]

@@ -9,13 +9,13 @@ from torch import Tensor
 from aatc_cli.errors import AatcError
 
 
-def check_length(length: int, config: Any) -> None:
-    """Raise `AatcError` naming both numbers when windows are longer than the model's context."""
+def check_length(length: int, config: Any, option: str = "--length") -> None:
+    """Raise `AatcError` naming both numbers, and the ``option`` to change, when that is beyond the model's context."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise AatcError(
             f"windows of {length} tokens are longer than the model's context of {limit}",
-            f"use --length {limit} or less",
+            f"use {option} {limit} or less",
         )
 
 

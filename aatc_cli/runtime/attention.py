@@ -1,6 +1,6 @@
 """Attention of a few queries over one layer's store: exact sinks, packed tiles, exact window, under one softmax.
 
-Packed keys are reconstructed, rotated and scored one tile at a time. Values are absorbed: the softmax weights sum
+Packed keys are reconstructed, rotated and scored one tile at a time, in float32 whatever the model's dtype. Values are absorbed: the softmax weights sum
 latents, and the decode matrix is applied to the sum once. No more history than one tile is ever in float.
 """
 
@@ -15,7 +15,7 @@ from aatc_cli.core.attend import cap_scores
 from aatc_cli.core.rope import RopeStyle, apply_rope
 from aatc_cli.runtime.store import LayerStore, PackedStream
 
-TILE = 512
+TILE = 1024
 
 # cos and sin [n, R] of tokens first .. first + n - 1, in the model's dtype
 Tables = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -45,7 +45,7 @@ def cached_attention(
 
     exact(store.sink_keys, store.sink_values, 0)
     for stream in store.streams:
-        _add_stream(softmax, stream, tables, rope, query.dtype, max(tile // stream.flush, 1) * stream.flush)
+        _add_stream(softmax, stream, tables, rope, max(tile // stream.flush, 1) * stream.flush)
     exact(*store.recent())
     if fresh is not None:
         softmax.add(*fresh, store.tokens)
@@ -54,30 +54,43 @@ def cached_attention(
     return softmax.result().to(query.dtype)
 
 
-def _add_stream(
-    softmax: _OnlineSoftmax, stream: PackedStream, tables: Tables, rope: RopeStyle, dtype: torch.dtype, tile: int
-) -> None:
+def _add_stream(softmax: _OnlineSoftmax, stream: PackedStream, tables: Tables, rope: RopeStyle, tile: int) -> None:
     """Score a stream tile by tile, sum its value latents under the softmax, and decode the sum once."""
     site = stream.value_site
-    batch, heads, rows, _ = softmax.total.shape
-    share = heads // site.groups
-    weighted = [softmax.query.new_zeros(batch, share, rows, columns.shape[0]) for columns in site.columns]
-    weights = softmax.query.new_zeros(batch, heads, rows, 1)
+    heads = softmax.total.shape[1]
+    sums: list[Tensor] | None = None
+    weights = torch.zeros_like(softmax.norm)
     for start in range(0, stream.tokens, tile):
         stop = min(start + tile, stream.tokens)
         if not softmax.sees(stream.first + stop - 1):
             continue
         keys, key_scales, values, value_scales = stream.tile(start, stop)
-        cos, sin = tables(stream.first + start, stop - start)
-        rotated = apply_rope(_by_head(stream.key_site.keys(keys, key_scales, dtype), heads), cos[None], sin[None], rope)
-        part, fade = softmax.weigh(rotated, stream.first + start)
-        weights = weights * fade + part.sum(-1, keepdim=True)
-        for group, latents in enumerate(site.value_latents(values)):
-            mine = slice(group * share, (group + 1) * share)
-            scaled = part[:, mine] * value_scales[:, group, None, None].to(part.dtype)
-            weighted[group] = weighted[group] * fade[:, mine] + scaled @ latents.to(part.dtype)[:, None]
-    if stream.tokens:
-        softmax.total += site.values([total.to(site.dtype) for total in weighted], weights.to(site.dtype))
+        rows = _by_head(stream.key_site.keys(keys, key_scales, softmax.query.dtype), heads)
+        _rotate(rows, *tables(stream.first + start, stop - start), rope)
+        part, fade, mass = softmax.weigh(rows, stream.first + start)
+        weights = weights * fade + mass
+        found = site.value_sums(values, part * value_scales.repeat_interleave(heads // site.groups, 1)[:, :, None])
+        if sums is not None:
+            fades = fade.chunk(site.groups, 1)
+            found = [new + old * f for new, old, f in zip(found, sums, fades, strict=True)]
+        sums = found
+    if sums is not None:
+        softmax.total += site.values(sums, weights.to(site.dtype))
+
+
+def _rotate(keys: Tensor, cos: Tensor, sin: Tensor, rope: RopeStyle) -> None:
+    """`core.rope.apply_rope` in place, for keys [b, H, n, D] whose tokens lie side by side in memory."""
+    if rope == "none":
+        return
+    cos, sin = cos.T.to(keys.dtype).contiguous(), sin.T.to(keys.dtype).contiguous()
+    rotary = cos.shape[0]
+    turned = keys.transpose(2, 3)[:, :, :rotary]
+    half = slice(None, rotary // 2), slice(rotary // 2, None)
+    one, other = half if rope == "half" else (slice(0, None, 2), slice(1, None, 2))
+    first, second = turned[:, :, one], turned[:, :, other]
+    crossed = first * sin[other]
+    first.mul_(cos[one]).addcmul_(second, sin[one], value=-1)
+    second.mul_(cos[other]).add_(crossed)
 
 
 class _OnlineSoftmax:
@@ -99,8 +112,8 @@ class _OnlineSoftmax:
         """Whether any query reaches back to ``token``."""
         return self.sliding_window is None or self.first - token < self.sliding_window
 
-    def weigh(self, keys: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Unnormalised weights [b, H, M, n] of rotated keys [b, H, n, D], and the factor older sums fade by."""
+    def weigh(self, keys: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Unnormalised weights [b, H, M, n] of rotated keys [b, H, n, D], the factor older sums fade by, their sum."""
         scores = cap_scores(self.query @ keys.to(self.query.dtype).transpose(-1, -2), self.softcap)
         hidden = self._hidden(first, keys.shape[2])
         if hidden is not None:
@@ -111,14 +124,15 @@ class _OnlineSoftmax:
         fade = torch.exp(self.peak - reference)
         weights = torch.exp(scores - reference)
         self.peak = peak
-        self.norm = self.norm * fade + weights.sum(-1, keepdim=True)
+        mass = weights.sum(-1, keepdim=True)
+        self.norm = self.norm * fade + mass
         self.total = self.total * fade
-        return weights, fade
+        return weights, fade, mass
 
     def add(self, keys: Tensor, values: Tensor, first: int) -> None:
         """Take in exact rotated keys and values [b, H, n, D] of the tokens from ``first`` on."""
         if self.sees(first + keys.shape[2] - 1):
-            weights, _ = self.weigh(keys, first)
+            weights, _, _ = self.weigh(keys, first)
             self.total = self.total + weights @ values.to(weights.dtype)
 
     def sink(self, logits: Tensor) -> None:

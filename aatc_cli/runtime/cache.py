@@ -197,7 +197,9 @@ class CompressedState:
                 if len(self._tables) >= _TABLES:
                     self._tables.pop(next(iter(self._tables)))
                 span = torch.arange(group.offset + first, group.offset + first + count, device=call.query.device)
-                self._tables[name] = call.rotation(span)
+                # kept with tokens side by side, as packed keys are reconstructed
+                cos, sin = (table.T.contiguous().T for table in call.rotation(span))
+                self._tables[name] = cos, sin
             return self._tables[name]
 
         return tables
