@@ -1,7 +1,8 @@
 """Attention of a few queries over one layer's store: exact sinks, packed tiles, exact window, under one softmax.
 
-Packed keys are reconstructed, rotated and scored one tile at a time, in float32 whatever the model's dtype. Values are absorbed: the softmax weights sum
-latents, and the decode matrix is applied to the sum once. No more history than one tile is ever in float.
+Packed keys are reconstructed, rotated and scored one tile at a time, in float32 whatever the model's dtype. Values are
+absorbed: the softmax weights sum latents, and the decode matrix is applied to the sum once. No more history than one
+tile is ever in float.
 """
 
 from __future__ import annotations
