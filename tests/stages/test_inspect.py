@@ -147,9 +147,9 @@ def test_a_model(family: str, keys: str, biases: list[str], request: pytest.Fixt
     assert [(layer["layer"], layer["keys_from"], layer["biases"]) for layer in data["layers"]] == [
         (index, keys, biases) for index in range(4)
     ]
-    last = shown(inspection)[-1]
-    assert last[0] == "4 layers"
-    assert f"keys from {keys}; biases on {', '.join(biases) or 'none'}" in last[1]
+    kind = next(value for fact, value in shown(inspection) if fact == "4 layers")
+    assert kind == f"compressed: keys from {keys}; biases on {', '.join(biases) or 'none'}"
+    assert shown(inspection)[-1] == ["next", data["next"]]
 
 
 def test_a_model_is_looked_at_without_its_weights(tiny_llama: Path, tmp_path: Path) -> None:
