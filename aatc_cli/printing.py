@@ -9,7 +9,9 @@ import typer
 
 from aatc_cli.console import print_json, print_table
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
+from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.schema import Evaluation
+from aatc_cli.evals.speed import REFERENCE, SpeedResult
 from aatc_cli.stages.inspect import Inspection
 
 
@@ -103,3 +105,52 @@ def _benchmark_score(row: BenchmarkRow | None, base: BenchmarkRow | None) -> str
     error = "" if row.stderr is None else f" ± {100 * row.stderr:.1f}"
     apart = base is not None and base is not row and indistinguishable(row, base) is False
     return f"{100 * row.score:.1f}{error}{' *' if apart else ''}"
+
+
+def print_memory(results: list[MemoryResult], json: bool) -> None:
+    """Bytes of every plan's cache at every size, in MB; columns that nothing filled are left out."""
+    if json:
+        print_json([result.model_dump(mode="json") for result in results])
+        return
+    columns = ["plan", "context", "batch", "live", "predicted", "float16", "ratio", "in use before", "peak"]
+    columns += ["own cache: in use before", "own cache: peak"]
+    rows = [
+        [
+            result.method, f"{row.context:,}", str(row.batch), _megabytes(row.bytes_live),
+            _megabytes(row.bytes_predicted), _megabytes(row.bytes_fp16), f"{row.ratio:.3g}",
+            _megabytes(row.base_bytes), _megabytes(row.peak_bytes), _megabytes(row.base_bytes_reference),
+            _megabytes(row.peak_bytes_reference),
+        ]
+        for result in results
+        for row in result.rows
+    ]  # fmt: skip
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    kind = "synthetic: random vectors and widths, no model" if results[0].synthetic else f"{results[0].dtype} model"
+    title = f"memory in MB of {results[0].model} ({kind})"
+    print_table(title, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:,.1f}"
+
+
+def print_speed(results: list[SpeedResult], json: bool) -> None:
+    """Times beside the model's own cache, with the spread over repeats; on a CPU ratios alone."""
+    if json:
+        print_json([result.model_dump(mode="json") for result in results])
+        return
+    first = results[0]
+    columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats", "milliseconds"]
+    rows = [
+        [
+            result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
+            f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
+            f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
+        ]
+        for result in results
+        for row in result.rows
+    ]  # fmt: skip
+    if not first.absolute:
+        columns, rows = columns[:-1], [row[:-1] for row in rows if row[4] != REFERENCE]
+    where = "" if first.absolute else f", {first.threads} threads: only ratios mean anything on a CPU"
+    print_table(f"speed of {first.model} on {first.device}, median of {first.repeats}{where}", columns, rows)

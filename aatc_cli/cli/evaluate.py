@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from aatc_cli.cli.benchmarks import run_ruler
+from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed
 from aatc_cli.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -26,7 +27,8 @@ from aatc_cli.cli.options import (
 def evaluate(
     run: RunOption = Path("run"),
     task: Annotated[
-        Literal["kl", "perplexity", "distortion", "ruler"], typer.Option("--task", help="What to measure.")
+        Literal["kl", "perplexity", "distortion", "ruler", "memory", "speed"],
+        typer.Option("--task", help="What to measure."),
     ] = "kl",
     profile: ProfileOption = None,
     model: ModelOption = None,
@@ -48,7 +50,8 @@ def evaluate(
     ] = None,
     queries: Annotated[int, typer.Option("--queries", min=1, help="Query positions per window (distortion).")] = 8,
     context: Annotated[
-        list[int] | None, typer.Option("--context", min=1, help="Tokens of prompt and answer; repeatable (ruler).")
+        list[int] | None,
+        typer.Option("--context", min=1, help="Tokens in the cache; repeatable (ruler, memory, speed)."),
     ] = None,
     subtask: Annotated[
         list[str] | None, typer.Option("--subtask", help="Part of a benchmark, globs allowed; repeatable.")
@@ -58,7 +61,11 @@ def evaluate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template (benchmarks).")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts (ruler).")] = 0,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts generated at once (benchmarks).")] = 1,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", min=1, help="Sequences at once; repeatable for memory and speed. Default: 1."),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times each size is measured (speed).")] = 5,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
@@ -74,15 +81,26 @@ def evaluate(
     from aatc_cli.stages.files import Run
     from aatc_cli.stages.subjects import EvalOptions
 
+    if task == "memory" and profile is not None and model is None:
+        run_memory_of_geometry(
+            Run(run), profile, recipe, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch
+        )
+        return
     source, _ = find_source(model, profile)
     subjects = subjects_of(Run(run), recipe, budget, plan)
     texts = text or ["builtin:python-docs-test"]
     options = EvalOptions(device, dtype, force)
     if task == "ruler":
         run_ruler(
-            Run(run), source, subjects, options, batch, json, contexts=context, limit=limit, subtasks=subtask,
-            seed=seed, chat=chat, data=data, texts=texts,
+            Run(run), source, subjects, options, only_batch(batch), json, contexts=context, limit=limit,
+            subtasks=subtask, seed=seed, chat=chat, data=data, texts=texts,
         )  # fmt: skip
+        return
+    if task == "memory":
+        run_memory(Run(run), source, subjects, options, json, contexts=context, batches=batch)
+        return
+    if task == "speed":
+        run_speed(Run(run), source, subjects, options, json, contexts=context, batches=batch, repeats=repeats)
         return
     settings = EvalSettings(task, length, 4 if limit is None else limit or None, first, queries)
     results = stage(Run(run), source, subjects, texts, settings, options)

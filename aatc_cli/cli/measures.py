@@ -1,0 +1,64 @@
+"""The memory and speed tasks of the eval command: options to settings, stage, print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aatc_cli.models.loading import ModelSource
+    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.subjects import EvalOptions, Subject
+
+
+def run_memory(
+    run: Run, source: ModelSource, subjects: list[Subject], options: EvalOptions, json: bool, *,
+    contexts: list[int] | None, batches: list[int] | None,
+) -> None:  # fmt: skip
+    """``--task memory`` with a model: bytes of every plan's live cache at every --context and --batch."""
+    from aatc_cli.printing import print_memory
+    from aatc_cli.stages.memory import MemorySettings, measure_memory
+
+    settings = MemorySettings(tuple(contexts or [2048]), tuple(batches or [1]))
+    print_memory(measure_memory(run, source, subjects, settings, options), json)
+
+
+def run_memory_of_geometry(
+    run: Run, profile: str, recipes: list[str] | None, budgets: list[float] | None, options: EvalOptions, json: bool, *,
+    contexts: list[int] | None, batches: list[int] | None,
+) -> None:  # fmt: skip
+    """``--task memory`` with a profile and no model: random vectors; raises `UsageError` without --budget."""
+    from aatc_cli.config import make_budget
+    from aatc_cli.errors import UsageError
+    from aatc_cli.printing import print_memory
+    from aatc_cli.profiles import load_model_profile, load_recipe
+    from aatc_cli.stages.memory import MemorySettings, synthetic_memory
+
+    if not budgets:
+        raise UsageError("memory of a profile needs a budget", "add --budget 2.5, or measure a plan with --model")
+    settings = MemorySettings(tuple(contexts or [2048]), tuple(batches or [1]))
+    found = synthetic_memory(
+        run, load_model_profile(profile), [load_recipe(name) for name in recipes or ["paper"]],
+        [make_budget(bits=value) for value in budgets], settings, options,
+    )  # fmt: skip
+    print_memory(found, json)
+
+
+def run_speed(
+    run: Run, source: ModelSource, subjects: list[Subject], options: EvalOptions, json: bool, *,
+    contexts: list[int] | None, batches: list[int] | None, repeats: int,
+) -> None:  # fmt: skip
+    """``--task speed``: prefill and decode of every plan's cache against the model's own."""
+    from aatc_cli.printing import print_speed
+    from aatc_cli.stages.speed import SpeedSettings, measure_speed
+
+    settings = SpeedSettings(tuple(contexts or [2048]), tuple(batches or [1]), repeats)
+    print_speed(measure_speed(run, source, subjects, settings, options), json)
+
+
+def only_batch(batches: list[int] | None) -> int:
+    """The one --batch of a task that takes one, or 1; raises `UsageError` for several."""
+    from aatc_cli.errors import UsageError
+
+    if batches and len(batches) > 1:
+        raise UsageError("this task takes one --batch", "give --batch once")
+    return batches[0] if batches else 1
