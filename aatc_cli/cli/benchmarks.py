@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.stages.files import Run
+    from aatc_cli.stages.harness import Benchmark
     from aatc_cli.stages.subjects import EvalOptions, Subject
 
 # samples of a subtask without --limit: enough to see a fall, few enough for a CPU
@@ -27,3 +28,16 @@ def run_ruler(
         subtasks=tuple(subtasks or ()), seed=seed, chat=chat, data=data, texts=tuple(texts),
     )  # fmt: skip
     print_benchmarks(ruler(run, source, subjects, settings, options, batch), json)
+
+
+def run_harness(
+    run: Run, source: ModelSource, subjects: list[Subject], options: EvalOptions, batch: int, json: bool, *,
+    benchmark: Benchmark, limit: int | None, subtasks: list[str] | None, chat: bool, data: str | None,
+) -> None:  # fmt: skip
+    """``--task gsm8k``, ``mmlu-pro``, ``math-500`` and ``longbench``, by lm-eval."""
+    from aatc_cli.printing import print_benchmarks
+    from aatc_cli.stages.harness import HarnessSettings, harness
+
+    samples = _SAMPLES if limit is None else limit
+    settings = HarnessSettings(benchmark, samples, tuple(subtasks or ()), chat, data)
+    print_benchmarks(harness(run, source, subjects, settings, options, batch), json)

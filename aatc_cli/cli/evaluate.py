@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from aatc_cli.cli.benchmarks import run_ruler
+from aatc_cli.cli.benchmarks import run_harness, run_ruler
 from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed
 from aatc_cli.cli.options import (
     BudgetOption,
@@ -27,8 +27,10 @@ from aatc_cli.cli.options import (
 def evaluate(
     run: RunOption = Path("run"),
     task: Annotated[
-        Literal["kl", "perplexity", "distortion", "ruler", "memory", "speed"],
-        typer.Option("--task", help="What to measure."),
+        Literal[
+            "kl", "perplexity", "distortion", "memory", "speed", "ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"
+        ],
+        typer.Option("--task", help="What to measure; the last five are benchmarks, by generation."),
     ] = "kl",
     profile: ProfileOption = None,
     model: ModelOption = None,
@@ -57,7 +59,7 @@ def evaluate(
         list[str] | None, typer.Option("--subtask", help="Part of a benchmark, globs allowed; repeatable.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="Folder of a benchmark's files, or hub. RULER: for qa_1 and qa_2.")
+        str | None, typer.Option("--data", help="Folder of a benchmark's files, or hub. RULER's are of qa_1 and qa_2.")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template (benchmarks).")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts (ruler).")] = 0,
@@ -94,6 +96,12 @@ def evaluate(
         run_ruler(
             Run(run), source, subjects, options, only_batch(batch), json, contexts=context, limit=limit,
             subtasks=subtask, seed=seed, chat=chat, data=data, texts=texts,
+        )  # fmt: skip
+        return
+    if task == "gsm8k" or task == "mmlu-pro" or task == "math-500" or task == "longbench":
+        run_harness(
+            Run(run), source, subjects, options, only_batch(batch), json, benchmark=task, limit=limit, subtasks=subtask,
+            chat=chat, data=data,
         )  # fmt: skip
         return
     if task == "memory":

@@ -6,8 +6,8 @@ and values go into every cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,10 +35,15 @@ class Plain:
     """The model's own cache."""
 
     name: str
+    model: nn.Module
 
-    def attached(self) -> AbstractContextManager[None]:
+    def attached(self) -> AbstractContextManager[Attachment]:
         """Nothing to attach."""
-        return nullcontext()
+        return nullcontext(self)
+
+    def new_cache(self) -> Any:
+        """An empty cache, as the model makes it for itself."""
+        return plain_cache(self.model)
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,15 @@ class Packed:
     model: nn.Module
     spec: CacheSpec
 
-    def attached(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def attached(self) -> Iterator[Attachment]:
         """The hooks that bring the model's attention to packed caches."""
-        return hosted(self.model, attention_layers(self.model), _attend)
+        with hosted(self.model, attention_layers(self.model), _attend):
+            yield self
+
+    def new_cache(self) -> HostedCache:
+        """An empty packed cache."""
+        return HostedCache(CompressedState(self.spec), len(self.spec.windows))
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,8 @@ def shared_prefill(
         return logits
 
     caches: dict[str, tuple[Tensor, Any]] = {}
-    packed = {
-        c.name: HostedCache(CompressedState(c.spec), len(c.spec.windows)) for c in contenders if isinstance(c, Packed)
-    }
-    plain = {c.name: plain_cache(model) for c in contenders if isinstance(c, Plain)}
+    packed = {c.name: c.new_cache() for c in contenders if isinstance(c, Packed)}
+    plain = {c.name: c.new_cache() for c in contenders if isinstance(c, Plain)}
     if packed:
         state: Any = _Fan([cache.state for cache in packed.values()], list(plain.values()))
         with hosted(model, attention_layers(model), _attend):

@@ -184,6 +184,6 @@ class _Bench:
 def contender_of(subject: Subject, model: Any, device: str) -> AnyContender:
     """The cache of a subject: the model's own without a plan, the packed one with it."""
     if subject.plan is None:
-        return Plain(subject.name)
+        return Plain(subject.name, model)
     codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
     return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))

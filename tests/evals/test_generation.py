@@ -36,7 +36,7 @@ def contenders(model, codecs):
     layers = attention_layers(model)
     coarse, fine = ([*codecs(4, 32, 2, bits)] for bits in (1, 4))
     return [
-        Plain("fp16"),
+        Plain("fp16", model),
         Packed("coarse", model, cache_spec(model, layers, coarse, WINDOW)),
         Packed("fine", model, cache_spec(model, layers, fine, WINDOW)),
         Other("own", lambda: compressed(model, coarse, WINDOW)),
