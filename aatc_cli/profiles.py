@@ -112,6 +112,9 @@ class Recipe(Settings):
     coordinates: Literal["pre-rope"] = "pre-rope"
     min_bits: int = Field(0, ge=0, le=MAX_BITS)
     max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)
+    widths: tuple[int, ...] | None = Field(
+        None, strict=False, description="widths that may be used, rising; None is every one from min_bits to max_bits"
+    )
     normalize_percentile: float | None = Field(
         None, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
     )
@@ -122,6 +125,11 @@ class Recipe(Settings):
     def _axes_fit(self) -> Self:
         if self.min_bits > self.max_bits:
             raise ValueError(f"min_bits ({self.min_bits}) exceeds max_bits ({self.max_bits})")
+        if self.widths is not None and (
+            sorted(set(self.widths)) != list(self.widths) or not self.widths or self.widths[0] != self.min_bits
+            or self.widths[-1] != self.max_bits
+        ):  # fmt: skip
+            raise ValueError("widths must rise from min_bits to max_bits")
         if (self.quantizer == "float16") != (self.allocator == "none"):
             raise ValueError('quantizer "float16" and allocator "none" go together')
         if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
@@ -129,6 +137,11 @@ class Recipe(Settings):
         if self.pool == "joint" and (self.key_weight == "fisher") != (self.value_weight == "fisher"):
             raise ValueError('pool "joint" weighs both sides by "fisher" or neither: nothing else is in nats')
         return self
+
+    @property
+    def allowed_widths(self) -> tuple[int, ...]:
+        """The widths a channel may have, rising."""
+        return self.widths if self.widths is not None else tuple(range(self.min_bits, self.max_bits + 1))
 
     def head_groups(self, kv_heads: int, profile: HeadGroups) -> HeadGroups:
         """The recipe's head groups on a model of ``kv_heads`` with the groups of its ``profile``."""

@@ -87,6 +87,16 @@ def test_head_groups_of_a_recipe(keys: str, values: str, groups: tuple[int, int]
     assert recipe.transform_name == folder
 
 
+@pytest.mark.parametrize("widths", [[], [1, 2], [0, 2, 1, 16], [0, 8], [0, 4, 4, 16], [0, 16, 17]])
+def test_widths_rise_from_the_least_to_the_most(tmp_path: Path, widths: list[int]) -> None:
+    says = "widths must rise from min_bits to max_bits"
+    refused(load_recipe, tmp_path / "x.toml", RECIPE + f"widths = {widths}\n", says)
+    path = tmp_path / "y.toml"
+    path.write_text(RECIPE + "widths = [0, 1, 2, 4, 8]\nmax_bits = 8\n")
+    assert load_recipe(str(path)).allowed_widths == (0, 1, 2, 4, 8)
+    assert load_recipe("paper").allowed_widths == tuple(range(17))
+
+
 def test_a_path_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(RECIPE + "[window]\nsinks = 0\nrecent = 8\nflush = 4\n")

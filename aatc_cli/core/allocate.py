@@ -7,6 +7,7 @@ inputs alone: not of the machine, the thread count or the torch version.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -36,7 +37,10 @@ Energies = list[dict[Side, SiteEnergy]]
 
 @dataclass(frozen=True)
 class Allocation:
-    """Widths per layer and side, and the distortion sum of w sigma^2 4^-b they are predicted to leave."""
+    """Widths per layer and side, and what they are predicted to leave: the sum of the recipe's curves at the widths.
+
+    With Fisher weights that is the divergence (KL) from the uncompressed model in nats per position, to second order.
+    """
 
     bits: list[dict[Side, Ints]]
     predicted: dict[Side, float]
@@ -61,25 +65,49 @@ def channel_curves(energy: Floats, recipe: Recipe) -> Floats:
     return exponential_curves(energy, recipe.max_bits)
 
 
-def waterfill(curves: Floats, budget: int, min_bits: int = 0) -> Ints:
+def waterfill(curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None) -> Ints:
     """Widths minimising the summed distortion under ``sum(bits) <= budget``; exact for convex falling curves.
 
-    curves [n, widths] gives each channel's distortion at 0, 1, ... bits. Marginal gains are spent in falling order;
-    for convex curves that is optimal. Ties go to the lower channel index. Bits that gain nothing are not spent.
-    Raises `AatcError` when ``min_bits`` everywhere already exceeds the budget.
+    curves [n, max + 1] gives each channel's distortion at 0, 1, ... bits; ``widths`` are those that may be used, rising
+    (None: all from ``min_bits``). Gains per bit are spent in falling order, ties to the lower channel; bits that gain
+    nothing are not spent. Where widths lie more than a bit apart the steps that no longer fit are passed over; what is
+    bought before the first of them is still the best use of what it costs.
+    Raises `AatcError` when the narrowest width everywhere already exceeds the budget.
     """
-    channels, widths = curves.shape
-    spare = budget - min_bits * channels
+    channels = curves.shape[0]
+    allowed = np.asarray(widths if widths is not None else range(min_bits, curves.shape[1]), dtype=np.int64)
+    spare = _spare(budget, channels, int(allowed[0]))
+    steps = np.diff(allowed)
+    gains = ((curves[:, allowed[:-1]] - curves[:, allowed[1:]]) / steps).ravel()
+    order = np.argsort(-gains, kind="stable")
+    order = order[gains[order] > 0]
+    spent = np.cumsum(steps[order % steps.size]) if steps.size else order
+    fitting = int(np.searchsorted(spent, spare, side="right"))
+    counts = np.bincount(order[:fitting] // max(steps.size, 1), minlength=channels)
+    if fitting < order.size and steps.max() > 1:
+        _fill_rest(counts, order[fitting:], steps, spare - int(spent[fitting - 1] if fitting else 0))
+    return allowed[counts]
+
+
+def _spare(budget: int, channels: int, narrowest: int) -> int:
+    spare = budget - narrowest * channels
     if spare < 0:
         raise AatcError(
-            f"a budget of {budget} bits cannot give {channels} channels {min_bits} bits each",
+            f"a budget of {budget} bits cannot give {channels} channels {narrowest} bits each",
             "raise the budget or lower min_bits in the recipe",
         )
-    gains = (curves[:, min_bits:-1] - curves[:, min_bits + 1 :]).ravel()
-    order = np.argsort(-gains, kind="stable")[:spare]
-    taken = order[gains[order] > 0]
-    counts = np.bincount(taken // (widths - 1 - min_bits), minlength=channels)
-    return (min_bits + counts).astype(np.int64)
+    return spare
+
+
+def _fill_rest(counts: Ints, order: Ints, steps: Ints, spare: int) -> None:
+    """Take further steps, best first, while they fit into ``spare`` bits; a channel takes its steps in turn."""
+    for place in order[steps[order % steps.size] <= spare]:
+        channel, step = divmod(int(place), steps.size)
+        if counts[channel] == step and steps[step] <= spare:
+            counts[channel] += 1
+            spare -= int(steps[step])
+            if spare == 0:
+                return
 
 
 def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
@@ -104,6 +132,7 @@ def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
 def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
     """w sigma^2 of every channel of a site under the recipe's weights and normalisation. -> [C].
 
+    With Fisher weights it is half of that, which is in nats per position: the divergence that losing the channel costs.
     Variances, and query weights of keys, are divided by the layer's own percentile ("Experimental Setting ... AATC").
     """
     chosen = recipe.key_weight if side == "k" else recipe.value_weight
@@ -113,7 +142,7 @@ def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
                 f"recipe {recipe.name} weighs by loss gradients, and the transform holds none",
                 "collect with --fisher N (64 windows or more serve well), then whiten again",
             )
-        return site.variance * site.fisher
+        return 0.5 * site.variance * site.fisher
     energy = _normalized(site.variance, recipe.normalize_percentile)
     if side == "k" and recipe.key_weight == "query":
         energy = energy * _normalized(site.weight, recipe.normalize_percentile)
@@ -185,14 +214,18 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
 
 def _fill(energy: Floats, budget: int, recipe: Recipe) -> Ints:
     if recipe.allocator == "uniform":
-        return _even(energy.size, budget, recipe.max_bits)
-    return waterfill(channel_curves(energy, recipe), budget, recipe.min_bits)
+        return _even(energy.size, budget, recipe)
+    return waterfill(channel_curves(energy, recipe), budget, widths=recipe.allowed_widths)
 
 
-def _even(channels: int, budget: int, max_bits: int) -> Ints:
-    """The same width everywhere; what does not divide goes to the leading channels, one bit each."""
-    base, rest = divmod(min(budget, channels * max_bits), channels)
-    return base + (np.arange(channels) < rest).astype(np.int64)
+def _even(channels: int, budget: int, recipe: Recipe) -> Ints:
+    """The same width everywhere; what does not divide goes to the leading channels, one step each."""
+    allowed = recipe.allowed_widths
+    _spare(budget, channels, allowed[0])
+    base = max(width for width in allowed if width * channels <= budget)
+    wider = next((width for width in allowed if width > base), None)
+    raised = 0 if wider is None else (budget - base * channels) // (wider - base)
+    return np.where(np.arange(channels) < raised, wider or 0, base).astype(np.int64)
 
 
 def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:

@@ -21,6 +21,7 @@ class LayerStats:
     head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
     k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles. k_fisher, v_fisher [C, C]: sum of g g^T
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
+    readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
 
     count: int
@@ -35,6 +36,7 @@ class LayerStats:
     k_fisher: Tensor
     v_fisher: Tensor
     filled: int = field(default=0)
+    readers: int = field(default=0)
 
     TENSORS: ClassVar[tuple[str, ...]] = (
         "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows", "k_fisher",
@@ -72,6 +74,10 @@ class LayerStats:
         self.k_rows[self.filled : end] = k[sample].to(torch.float32)
         self.v_rows[self.filled : end] = v[sample].to(torch.float32)
         self.filled = end
+
+    def loss_metric(self, side: Side) -> Tensor:
+        """M of one side [C, C]: what noise d in every cached vector costs is d M d^T / 2 nats per position."""
+        return (self.k_fisher if side == "k" else self.v_fisher) / max(self.readers, 1)
 
     def add_gradients(self, side: Side, gradients: Tensor) -> None:
         """Add g g^T of the loss gradients [N, C] at cached keys or values.

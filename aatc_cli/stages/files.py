@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from aatc_cli.artifact import MANIFEST, Artifact, ArtifactWriter, damaged, open_artifact
-from aatc_cli.config import Budget, Geometry
+from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
@@ -138,7 +138,17 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
     count = artifact.manifest.results.get("tokens")
     if type(count) is not int or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
-    return LayerStats(count=count, filled=int(parts["k_rows"].shape[0]), **parts)
+    return LayerStats(count=count, filled=int(parts["k_rows"].shape[0]), readers=_readers(artifact), **parts)
+
+
+def _readers(artifact: Artifact) -> int:
+    """Positions of the gradient windows that read packed tokens, whose sampled tokens the gradients are of."""
+    settings, windows = artifact.manifest.settings, artifact.manifest.results.get("fisher_windows")
+    try:
+        window = Window.model_validate(settings["window"])
+        return max(int(settings["length"]) - window.sinks - window.recent, 0) * int(windows or 0)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(artifact.path, "stats", "its settings are not those of Stats") from error
 
 
 def _checked(artifact: Artifact, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -229,7 +239,7 @@ def open_plan(path: Path) -> Plan:
         widths = {side: artifact.tensor(f"layers.{layer}.{side}.bits") for side in SIDES}
         for side, tensor in widths.items():
             fits = tensor.dtype == torch.uint8 and tuple(tensor.shape) == (geometry.channels,)
-            if not fits or int(tensor.max()) > recipe.max_bits or int(tensor.min()) < recipe.min_bits:
+            if not fits or not set(tensor.tolist()) <= set(recipe.allowed_widths):
                 raise damaged(path, "plan", f"the widths of layer {layer} {side} are out of range")
         bits.append({side: tensor.tolist() for side, tensor in widths.items()})
     return Plan(artifact, recipe, budget, bits, groups)

@@ -101,9 +101,8 @@ def site_transform(
     """
     outer, rate_outer = (basis.k_outer, rates.k_outer) if side == "k" else (basis.v_outer, rates.v_outer)
     rows = rates.k_rows if side == "k" else rates.v_rows
-    fisher, rate_fisher = (basis.k_fisher, rates.k_fisher) if side == "k" else (basis.v_fisher, rates.v_fisher)
     groups = settings.head_groups.of(side)
-    moments, metrics = group_moments(outer / basis.count, groups), group_moments(fisher / basis.count, groups)
+    moments, metrics = group_moments(outer / basis.count, groups), group_moments(basis.loss_metric(side), groups)
     parts = [_group(moment, metric, settings) for moment, metric in zip(moments, metrics, strict=True)]
     encode = torch.stack([part.encode for part in parts])
     decode = torch.stack([part.decode for part in parts])
@@ -112,7 +111,7 @@ def site_transform(
     weight = quadratic_weights(decode, form)
     scale = channel_scales(encode, rows, variance, settings.percentile)
     bits = torch.zeros(variance.numel(), dtype=torch.int64)
-    loss_weight = fisher_weights(decode, rate_fisher / rates.count)
+    loss_weight = fisher_weights(decode, rates.loss_metric(side))
     return TransformCodec(encode, decode, scale, bits, variance), weight, loss_weight
 
 

@@ -64,6 +64,54 @@ def test_waterfill_is_the_best_of_all_allocations(kind):
         np.testing.assert_array_equal(waterfill(curves, budget, min_bits), max(map(tuple, best)))
 
 
+def relaxed(curves, budget, widths) -> tuple[float, float]:
+    """Least distortion when steps may be bought in part, and the whole gain of the one step that was (0: none)."""
+    steps = [
+        ((row[low] - row[high]) / (high - low), high - low)
+        for row in curves for low, high in itertools.pairwise(widths)
+    ]  # fmt: skip
+    left, distortion = budget - widths[0] * len(curves), sum(row[widths[0]] for row in curves)
+    for gain, size in sorted(steps, reverse=True):
+        if gain > 0 and size > left:
+            return distortion - gain * left, gain * size if left else 0.0
+        left, distortion = left - size, distortion - gain * size
+        if left <= 0:
+            break
+    return distortion, 0.0
+
+
+@pytest.mark.parametrize("kind", ["exponential", "random"])
+@pytest.mark.parametrize("widths", [(0, 1, 2, 4), (0, 2, 4), (0, 1, 2, 3, 4), (1, 4), (0, 3), (2,), (0, 1, 4)], ids=str)
+def test_some_widths_alone(kind, widths):
+    """Against all allocations: the best where the relaxed problem buys whole steps, within one step of it elsewhere."""
+    rng = np.random.default_rng(2)
+    whole = 0
+    for _ in range(80):
+        channels = int(rng.integers(1, 6))
+        curves = convex_curves(rng, kind, channels, 4)
+        budget = int(rng.integers(widths[0] * channels, 4 * channels + 3))
+        allocations = np.array(list(itertools.product(widths, repeat=channels)))
+        optimum = totals(curves, allocations)[allocations.sum(1) <= budget].min()
+        bits = waterfill(curves, budget, widths=widths)
+        assert set(bits.tolist()) <= set(widths)
+        assert bits.sum() <= budget
+        found, (bound, broken) = totals(curves, bits[None])[0], relaxed(curves, budget, widths)
+        assert bound <= optimum <= found <= bound + broken
+        whole += broken == 0
+    assert whole > 20, "no case was exact"
+
+
+def test_a_step_that_does_not_fit_leaves_its_bits_to_the_next():
+    curves = np.array([[100.0, 60.0, 40.0, 20.0, 0.0], [50.0, 20.0, 12.0, 6.0, 0.0], [9.0, 3.0, 2.0, 1.0, 0.0]])
+    # gains per bit: 40, 20, 20 (two bits); 30, 8, 6; 6, 1, 1
+    assert waterfill(curves, 4, widths=(0, 1, 2, 4)).tolist() == [2, 2, 0]
+    assert waterfill(curves, 5, widths=(0, 1, 2, 4)).tolist() == [4, 1, 0]
+    assert waterfill(curves, 3, widths=(0, 1, 2, 4)).tolist() == [2, 1, 0]
+    assert waterfill(curves, 100, widths=(0, 1, 2)).tolist() == [2, 2, 2]
+    with pytest.raises(AatcError, match="cannot give 3 channels 1 bits each"):
+        waterfill(curves, 2, widths=(1, 4))
+
+
 def test_waterfill_on_real_valued_curves():
     rng = np.random.default_rng(1)
     for _ in range(100):

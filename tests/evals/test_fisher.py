@@ -206,6 +206,31 @@ def test_mean_over_labels_is_the_exact_fisher(small, site):
     assert noise < 0.2 * float(exact.norm())
 
 
+def test_half_of_noise_times_metric_is_the_divergence_in_nats(small):
+    """Noise in every packed copy of all sites at once, against the KL it makes; both per scored position."""
+    model, sites, tokens = small
+    length, draws, generator = tokens.shape[1], 400, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        exact = logits_with(model, sites, tokens, {}).log_softmax(-1)
+    rows, predicted = gradients(model, sites, tokens.expand(draws, -1), *range(draws)), 0.0
+    sizes = {site: 2e-3 * (1 + index) for index, site in enumerate(rows)}
+    for site, found in rows.items():
+        metric = found.mT @ found / (draws * len(exact))
+        predicted += 0.5 * sizes[site] ** 2 * float(metric.trace())
+    divergences = []
+    for _ in range(200):
+        shifts = {
+            site: size * torch.randn(length, 32, generator=generator, dtype=torch.float64)
+            for site, size in sizes.items()
+        }
+        with torch.no_grad():
+            noisy = logits_with(model, sites, tokens, shifts).log_softmax(-1)
+        divergences.append(float((exact.exp() * (exact - noisy)).sum(-1).mean()))
+    measured = torch.tensor(divergences)
+    assert float(measured.std()) / 200**0.5 < 0.03 * float(measured.mean())
+    assert predicted == pytest.approx(float(measured.mean()), rel=0.1)
+
+
 def test_a_batch_is_its_rows(small):
     """Rows of a batch do not see each other and draw by themselves: a row's gradient is that of the row alone."""
     model, sites, tokens = small

@@ -126,6 +126,26 @@ def test_gradients_and_other_weights_share_no_pool() -> None:
         assert Recipe.model_validate({"name": "any", "summary": "s", **changes}).pool == "separate"
 
 
+@pytest.mark.parametrize("widths", [(0, 1, 2, 3, 4, 6, 8), (0, 1, 2, 4, 8), (1, 2, 4)], ids=str)
+@pytest.mark.parametrize("allocator", ["waterfill", "per-layer", "global", "uniform"])
+def test_plans_use_the_widths_of_the_recipe_alone(run: Run, widths: tuple[int, ...], allocator: str) -> None:
+    recipe = Recipe.model_validate({
+        "name": f"some-{allocator}-{len(widths)}", "summary": "s", "transform": "metric", "key_weight": "fisher",
+        "value_weight": "fisher", "curve": "lloyd", "quantizer": "lloyd", "allocator": allocator, "widths": widths,
+        "min_bits": widths[0], "max_bits": widths[-1],
+    })  # fmt: skip
+    plan = allocate(run, recipe, [make_budget(bits=2.5)])[0]
+    used = {width for layer in plan.bits for side in SIDES for width in layer[side]}
+    assert used <= set(widths)
+    assert len(used) > 1
+    assert 2.3 < plan.mean_bits <= 2.5
+    free = recipe.model_copy(update={"name": f"free-{allocator}", "widths": None, "min_bits": 0, "max_bits": 16})
+    whole = allocate(run, free, [make_budget(bits=2.5)])[0]
+    results = [p.artifact.manifest.results["predicted"] for p in (whole, plan)]
+    if allocator != "uniform":
+        assert sum(results[0].values()) <= sum(results[1].values())
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["loss-aware", "loss-aware-fast"])
 def test_a_packaged_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: str) -> None:
