@@ -92,7 +92,8 @@ def collect(
     options = CollectOptions(device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute)
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
-    print_artifact(run / target, manifest.digest, json)
+    if manifest is not None:
+        print_artifact(run / target, manifest.digest, json)
 
 
 def whiten(

@@ -6,7 +6,8 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from aatc_cli.models.loading import ModelSource, identify, load_config, load_mod
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
 from aatc_cli.stages.collect_job import CollectJob, CollectSettings
 from aatc_cli.stages.files import Run
+from aatc_cli.stages.processes import Processes, joined
 from aatc_cli.text.windows import draw_windows
 
 
@@ -55,11 +57,24 @@ class _Timer:
 def collect(
     run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
     options: CollectOptions, profile: ModelProfile | None = None,
-) -> Manifest:  # fmt: skip
+) -> Manifest | None:  # fmt: skip
     """Make the Stats ``name`` of ``run``, or continue an interrupted one from its last checkpoint.
 
-    Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with others.
+    Under torchrun the windows are shared over its processes; all but the first return None, and there are no
+    checkpoints. Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with
+    others.
     """
+    with joined(options.device) as processes:
+        own = replace(options, device=processes.device(options.device))
+        if processes.count > 1:
+            own = replace(own, checkpoint_seconds=math.inf)
+        return _collect(run, name, source, mixture, settings, own, profile, processes)
+
+
+def _collect(
+    run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
+    options: CollectOptions, profile: ModelProfile | None, processes: Processes,
+) -> Manifest | None:  # fmt: skip
     target, partial = run.stats(name), run.root / f".{name}.partial"
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
@@ -77,14 +92,11 @@ def collect(
         "settings": dump(settings), "model": identity.model_dump(mode="json"),
         "texts": [record.model_dump(mode="json") for record in drawn.records],
     }  # fmt: skip
-    with run.lock():
-        existing = unchanged(target, "stats", wanted, force=options.force)
-        if existing is not None:
+    with run.lock() if processes.first else nullcontext():
+        existing = _existing(run, name, wanted, options, processes) if processes.first else None
+        if processes.agree(existing is not None):
             say(f"collect: inputs unchanged, nothing to do ({target})")
             return existing
-        if options.force:
-            shutil.rmtree(partial, ignore_errors=True)
-        unchanged(partial, "stats", wanted, force=False)
         with working(f"loading {source.name}"):
             model = load_model(source, device=options.device, dtype=options.dtype)
         if settings.fisher and model.dtype == torch.float16:
@@ -93,21 +105,46 @@ def collect(
         job = CollectJob(
             settings, identity, drawn.records, sites, options.device,
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
-            | ({"profile": profile.name} if profile else {}),
+            | ({"profile": profile.name} if profile else {})
+            | ({"processes": processes.count} if processes.count > 1 else {}),
         )  # fmt: skip
-        start, fisher_start = job.resume(partial)
-        if start or fisher_start:
+        (first, stop), (fisher_first, fisher_stop) = processes.share(settings.samples), processes.share(settings.fisher)
+        start, fisher_start = job.resume(partial) if processes.count == 1 else (first, fisher_first)
+        if processes.count > 1:
+            job.begin_at(start)
+        if processes.count == 1 and (start or fisher_start):
             say(f"collect: continuing from window {start} of {settings.samples}, gradients from {fisher_start}")
         timer = _Timer()
-        with progress("collect", settings.samples, start) as ticker:
-            _run_model(job, model, drawn.tokens, start, options, timer, partial, ticker)
+        with progress("collect", stop, start) as ticker:
+            _run_model(job, model, drawn.tokens[:stop], start, options, timer, partial, ticker)
         if settings.fisher:
-            with progress("collect gradients", settings.fisher, fisher_start) as ticker:
-                _run_fisher(job, model, drawn.tokens, fisher_start, options, timer, partial, ticker)
-        manifest = job.write(partial, settings.samples, settings.fisher)
-        replace_directory(partial, target)
-    _tell_cost(job, timer, settings.samples - start, settings.fisher - fisher_start, target)
+            with progress("collect gradients", fisher_stop, fisher_start) as ticker:
+                _run_fisher(job, model, drawn.tokens[:fisher_stop], fisher_start, options, timer, partial, ticker)
+        processes.add_up(job.layers)
+        manifest = None
+        if processes.first:
+            manifest = job.write(partial, settings.samples, settings.fisher)
+            replace_directory(partial, target)
+    _tell_cost(job, timer, stop - start, fisher_stop - fisher_start, target)
     return manifest
+
+
+def _existing(
+    run: Run, name: str, wanted: dict[str, Any], options: CollectOptions, processes: Processes
+) -> Manifest | None:
+    """The finished Stats that are there already, if they are the ones asked for; refuses a checkpoint of others."""
+    partial = run.root / f".{name}.partial"
+    existing = unchanged(run.stats(name), "stats", wanted, force=options.force)
+    if existing is None:
+        if options.force:
+            shutil.rmtree(partial, ignore_errors=True)
+        unchanged(partial, "stats", wanted, force=False)
+        if processes.count > 1 and partial.exists():
+            raise AatcError(
+                f"{partial} is the checkpoint of one process, which several cannot continue",
+                "finish it without torchrun, or start over with --force",
+            )
+    return existing
 
 
 def _tell_cost(job: CollectJob, timer: _Timer, windows: int, fisher: int, target: Path) -> None:
@@ -153,9 +190,10 @@ def _run_fisher(
 
     saved_at = time.monotonic()
     batch = options.fisher_batch or options.batch
-    for first in range(start, job.settings.fisher, batch):
+    stop = min(job.settings.fisher, windows.shape[0])
+    for first in range(start, stop, batch):
         began = _clock(options.device)
-        tokens = windows[first : min(first + batch, job.settings.fisher)].to(options.device)
+        tokens = windows[first : min(first + batch, stop)].to(options.device)
         done = first + tokens.shape[0]
         # functions of seed and window alone: neither resuming nor the batch changes which tokens are sampled
         seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
@@ -168,7 +206,7 @@ def _run_fisher(
         _check_gradients(sums, first, tokens)
         timer.fisher += _clock(options.device) - began
         ticker.advance(tokens.shape[0])
-        if done < job.settings.fisher and time.monotonic() - saved_at >= options.checkpoint_seconds:
+        if done < stop and time.monotonic() - saved_at >= options.checkpoint_seconds:
             job.write(partial, job.settings.samples, done)
             saved_at = time.monotonic()
 

@@ -56,6 +56,12 @@ class CollectJob:
         rows, samples = self.settings.rows, self.settings.samples
         return rows * (window + 1) // samples - rows * window // samples
 
+    def begin_at(self, window: int) -> None:
+        """Leave room for the rows of windows before ``window``, which another process keeps."""
+        kept = self.settings.length - self.settings.skip_first
+        for layer in self.layers:
+            layer.filled = sum(min(self.quota(earlier), kept) for earlier in range(window))
+
     def write(self, path: Path, windows: int, fisher: int) -> Manifest:
         """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
         with ArtifactWriter(path, "stats") as writer:
