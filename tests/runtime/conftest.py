@@ -77,6 +77,11 @@ def calibrate(model, ids: Tensor, bits: float) -> list[dict[str, TransformCodec]
     return codecs
 
 
+@pytest.fixture(scope="session")
+def calibrated() -> Callable[..., list[dict[str, TransformCodec]]]:
+    return calibrate
+
+
 def waterfill(cost: Tensor, bits: float) -> Tensor:
     """Whole widths 0 .. 16 of log2 of the root of the cost over a level, which bisection sets by the mean width."""
     half = cost.clamp_min(1e-30).log2() / 2
@@ -136,6 +141,27 @@ def logits_in_chunks(model, codecs, window: Window, sequences: list[Tensor], chu
 
     with attention_override(model, attention_sites(model), attend):
         return model(input_ids=ids, use_cache=False).logits
+
+
+@pytest.fixture(scope="session")
+def decoded() -> Callable[[Any, int], tuple[Tensor, Tensor]]:
+    """Of a layer's store all that is packed, decoded: keys before RoPE and values, [b, P, C] each."""
+
+    def decode_store(store, heads: int) -> tuple[Tensor, Tensor]:
+        stream = store.streams[0]
+        keys_site, site = stream.key_site, stream.value_site
+        keys = keys_site.keys(stream.keys, stream.key_scales, keys_site.dtype)
+        latents = site.value_latents(stream.values)
+        # every token under a weight of one on itself alone: the sum that attention forms, of one term
+        share = heads // len(latents)
+        weighted = [
+            (stream.value_scales[:, group, :, None].to(part.dtype) * part)[:, None].expand(-1, share, -1, -1)
+            for group, part in enumerate(latents)
+        ]
+        ones = torch.ones(keys.shape[0], heads, stream.tokens, 1, dtype=site.dtype)
+        return keys, site.values(weighted, ones).transpose(1, 2).flatten(2)
+
+    return decode_store
 
 
 @pytest.fixture(scope="session")
