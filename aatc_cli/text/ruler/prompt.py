@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
 from aatc_cli.errors import AatcError
+
+# draws of one sample in search of the usual length
+_ATTEMPTS = 16
 
 Metric = Literal["string_match_all", "string_match_part"]
 
@@ -54,32 +58,48 @@ def make_samples(
 ) -> list[Sample]:
     """At most ``count`` prompts that leave ``task.room`` tokens of ``context`` free; ``encode`` gives their tokens.
 
-    The haystack is as long as it can be for the first sample; later ones give way a little where theirs is longer in
-    tokens. Raises `AatcError` when not even the smallest haystack fits, or there is not enough to make a larger one of.
+    The haystack is as long as the first sample's can be. Samples are drawn until they have the most common length in
+    tokens, or come near it, so that few lengths are left: sequences of equal length are generated together. Raises
+    `AatcError` when not even the smallest haystack fits, or there is not enough to make a larger one of.
     """
     budget = context - task.room
 
-    def attempt(index: int, size: int) -> Sample:
+    def draw(index: int, attempt: int, size: int) -> Sample:
         # a string seeds through a hash that is the same on every machine and version
-        prompt = task.build(Random(f"{seed} {task.name} {context} {index}"), index, size)
+        prompt = task.build(Random(f"{seed} {task.name} {context} {index} {attempt}"), index, size)
         return Sample(prompt, encode(prompt))
 
-    size = largest_size(task, lambda size: len(attempt(0, size).tokens) <= budget)
+    size = largest_size(task, lambda size: len(draw(0, 0, size).tokens) <= budget)
     if size == 0:
         raise too_small(task, context)
     if size == task.most and task.scarce:
         raise AatcError(f"{task.name} cannot fill a context of {context} tokens: {task.scarce}", "give a longer --text")
+    count = min(count, task.questions or count)
+    lengths = [len(draw(index, 0, size).tokens) for index in range(min(count, _ATTEMPTS))]
+    usual = Counter(length for length in lengths if length <= budget).most_common(1)[0][0]
     samples = []
-    for index in range(min(count, task.questions or count)):
-        used, sample = size, attempt(index, size)
-        while len(sample.tokens) > budget:
-            excess = (len(sample.tokens) - budget) / len(sample.tokens)
-            used -= max(int(used * excess / 2), 1)
+    for index in range(count):
+        used, nearest = size, None
+        while nearest is None:
             if used < task.least:
                 raise too_small(task, context)
-            sample = attempt(index, used)
-        samples.append(sample)
+            drawn = (draw(index, attempt, used) for attempt in range(_ATTEMPTS))
+            nearest = _nearest(drawn, usual, budget)
+            used -= max(used // 50, 1)
+        samples.append(nearest)
     return samples
+
+
+def _nearest(drawn: Iterable[Sample], usual: int, budget: int) -> Sample | None:
+    """The first sample of the usual length, or else the one nearest to it within the budget, if there is one."""
+    best: Sample | None = None
+    for sample in drawn:
+        length = len(sample.tokens)
+        if length == usual:
+            return sample
+        if length <= budget and (best is None or abs(length - usual) < abs(len(best.tokens) - usual)):
+            best = sample
+    return best
 
 
 def largest_size(task: Task, fits: Callable[[int], bool]) -> int:

@@ -1,0 +1,148 @@
+"""eval --task ruler end to end: files, rows that are kept, what is left out, scores of a model that can retrieve."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+import aatc_cli
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
+from aatc_cli.evals.schema import Measurement, read_evaluations, read_measurement
+from aatc_cli.stages import ruler
+
+ASKED = ("--task", "ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
+
+
+@pytest.fixture
+def model(new_model, tmp_path):
+    """The model of `base_run` with room for a prompt in bytes."""
+    return new_model(tmp_path / "tiny-llama", max_position_embeddings=1100)
+
+
+@pytest.fixture
+def plan_run(model, corpus, tmp_path, aatc):
+    run = tmp_path / "run"
+    where = ("--run", run)
+    for command in (
+        ("collect", "--model", model, "--text", corpus, "--samples", 4, "--length", 64, "--rows", 64),
+        ("whiten",),
+        ("allocate", "--budget", 3),
+    ):
+        assert aatc(*command, *where).code == 0
+    return run
+
+
+def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monkeypatch):
+    everyone = ("eval", *ASKED, "--model", model, "--run", plan_run, "--recipe", "fp16", "--recipe", "paper")
+    # neither a dataset library nor a harness is needed
+    for name in ("datasets", "lm_eval"):
+        monkeypatch.setitem(sys.modules, name, None)
+    first = aatc(*everyone, "--budget", 3, "--json")
+    assert first.code == 0, first.err
+    assert [r["benchmark"] for r in first.json] == ["ruler", "ruler"]
+    for result in first.json:
+        assert [(row["subtask"], row["context"], row["samples"]) for row in result["rows"]] == [
+            ("niah_single_1", 1024, 2)
+        ]
+        assert set(result["left_out"]) == {"qa_1 at 1024", "qa_2 at 1024"}
+        assert "--data" in result["left_out"]["qa_1 at 1024"]
+    files = sorted(path.name for path in (plan_run / "evals").iterdir())
+    assert files == ["benchmark.fp16.ruler.json", "benchmark.paper-3.ruler.json"]
+    read = read_measurement(plan_run / "evals" / files[1], BenchmarkResult)
+    assert json.loads(read.model_dump_json()) == first.json[1]
+    # text evaluations of the same folder are read without them
+    assert read_evaluations(plan_run / "evals") == []
+
+    # nothing is loaded or asked a second time; another number of samples is another question
+    loads = []
+    monkeypatch.setattr(ruler, "load_model", lambda *a, **k: loads.append(a) or pytest.fail("loaded"))
+    again = aatc(*everyone, "--budget", 3, "--json")
+    assert again.code == 0, again.err
+    assert again.json == first.json
+    assert again.err.count("is there already, nothing to do") == 2
+    monkeypatch.undo()
+    other = aatc("eval", *ASKED[:4], "--limit", 1, "--subtask", "niah_single_1", "--model", model, "--run", plan_run,
+                 "--recipe", "fp16", "--json")  # fmt: skip
+    assert other.code == 0, other.err
+    assert [row["samples"] for row in other.json[0]["rows"]] == [1]
+    table = aatc(*everyone, "--budget", 3)
+    assert "niah_single_1" in table.out
+    assert "paper-3" in table.out
+
+
+def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatch):
+    many = ("eval", "--task", "ruler", "--context", 1024, "--limit", 1, "--subtask", "niah_*key_3",
+            "--subtask", "niah_single_1", "--model", model, "--run", plan_run, "--recipe", "fp16")  # fmt: skip
+    rows = ruler._Bench.rows
+
+    def stop_later(self, job, subjects, batch):
+        if job.subtask == "niah_multikey_3":
+            raise KeyboardInterrupt
+        return rows(self, job, subjects, batch)
+
+    monkeypatch.setattr(ruler._Bench, "rows", stop_later)
+    assert aatc(*many).code != 0
+    path = plan_run / "evals" / "benchmark.fp16.ruler.json"
+    done = read_measurement(path, BenchmarkResult)
+    assert [row.subtask for row in done.rows] == ["niah_single_1"]
+    monkeypatch.undo()
+    rest = aatc(*many, "--json")
+    assert rest.code == 0, rest.err
+    assert [row["subtask"] for row in rest.json[0]["rows"]] == ["niah_single_1", "niah_multikey_3"]
+    assert rest.json[0]["rows"][0] == done.rows[0].model_dump(mode="json")
+    assert rest.err.count("nothing to do") == 1
+
+
+def test_what_cannot_be_asked(refuses, model, plan_run):
+    common = ("--model", model, "--run", plan_run, "--recipe", "fp16")
+    asked = ("eval", "--task", "ruler", *common)
+    refuses(*asked, "--subtask", "niah", says=("no task 'niah'",), folder=plan_run, code=2)
+    refuses(*asked, "--context", 4096, says=("4096", "1100"), folder=plan_run)
+    refuses(*asked, "--context", 300, says=("does not fit into a context of 300",), folder=plan_run)
+    refuses(*asked, "--chat", says=("no chat template",), folder=plan_run)
+    refuses(*asked, "--data", plan_run / "absent", says=("there is no folder",), folder=plan_run)
+
+
+@pytest.mark.real
+def test_smollm2_finds_the_needle(real_model_path, aatc, tmp_path):
+    asked = aatc("eval", "--task", "ruler", "--context", 512, "--limit", 2, "--subtask", "niah_single_1", "--batch", 2,
+                 "--model", real_model_path, "--run", tmp_path / "run", "--recipe", "fp16", "--json")  # fmt: skip
+    assert asked.code == 0, asked.err
+    assert asked.json[0]["rows"][0]["score"] == 1.0
+    assert asked.json[0]["rows"][0]["stderr"] == 0.0
+
+
+def test_every_field_is_documented():
+    page = (Path(aatc_cli.__file__).parent.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    own = set(BenchmarkResult.model_fields) - set(Measurement.model_fields)
+    missing = [name for name in (*BenchmarkRow.model_fields, *own) if f"| `{name}` |" not in page]
+    assert missing == []
+
+
+def row(score, stderr, samples=4):
+    return BenchmarkRow(subtask="vt", context=9, metric="m", score=score, stderr=stderr, samples=samples,
+                        prompts_sha256="", seconds=0.0)  # fmt: skip
+
+
+def test_two_standard_errors_decide():
+    assert indistinguishable(row(0.5, 0.1), row(0.7, 0.1)) is True
+    assert indistinguishable(row(0.5, 0.09), row(0.7, 0.09)) is False
+    # a score without spread is compared by the other's error
+    assert indistinguishable(row(1.0, 0.0), row(0.9, 0.06)) is True
+    assert indistinguishable(row(1.0, None), row(0.9, 0.06)) is None
+
+
+def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeypatch):
+    scores = iter([1.0, 0.0, 0.25, 0.25])
+    monkeypatch.setattr(ruler, "score", lambda *a: next(scores))
+    monkeypatch.setattr(ruler, "generate", lambda m, k, batch, contenders, *a: [[[1]] * batch.ids.shape[0]])
+    asked = aatc("eval", "--task", "ruler", "--context", 1024, "--limit", 4, "--subtask", "niah_single_1", "--batch", 3,
+                 "--model", model, "--run", plan_run, "--recipe", "fp16", "--json")  # fmt: skip
+    found = asked.json[0]["rows"][0]
+    assert found["score"] == 0.375
+    # by hand: deviations 0.625, -0.375, -0.125, -0.125; their squares sum to 0.5625
+    assert found["stderr"] == pytest.approx(math.sqrt(0.5625 / 3 / 4), rel=1e-12)
