@@ -1,0 +1,42 @@
+"""Cos and sin in the orders of the decode kernel: of tokens inside a tile, of tile starts, of exact slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aatc_cli.core.tiles import BLOCK, LANES, TILE
+
+
+def row_angles(frequencies: Tensor, fast: int) -> Tensor:
+    """Angles of tokens 0 .. 63 of a tile as float16 pairs. frequencies [D / 2] -> [4, 2, F, 32, 4],
+    of the first ``fast`` F eighths of pairs.
+
+    The last axis is cos of pairs 8 j + 2 t and 8 j + 2 t + 1, then their sin; token 8 g + 2 m + h.
+    """
+    device = frequencies.device
+    lane = torch.arange(LANES, device=device)
+    step = torch.arange(4, device=device)[:, None, None, None]
+    row = torch.arange(2, device=device)[:, None, None]
+    token = (8 * (lane // 4) + 2 * step + row).unsqueeze(-1)
+    first = 8 * torch.arange(fast, device=device)[:, None] + 2 * (lane % 4)
+    pair = first.unsqueeze(-1) + torch.arange(2, device=device)
+    angle = token.to(torch.float64) * frequencies.to(torch.float64)[pair]
+    return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float16)
+
+
+def tile_angles(frequencies: Tensor, sinks: int, tiles: int) -> Tensor:
+    """Angles of the first token of every tile, sinks + 64 n, and of one tile more.
+
+    -> float32 [tiles + 1, D / 16, 4, 4]: the last axis is cos, cos, sin, sin of pairs 8 j + 2 t and 8 j + 2 t + 1.
+    """
+    device, pairs = frequencies.device, frequencies.numel()
+    start = sinks + TILE * torch.arange(tiles + 1, device=device, dtype=torch.float64)
+    angle = (start[:, None] * frequencies.to(torch.float64)).view(tiles + 1, 2 * pairs // BLOCK, 4, 2)
+    return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float32)
+
+
+def slot_angles(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """Angles of exact tokens at ``positions`` [n]. -> float32 [n, D / 2, 2]: cos, sin."""
+    angle = positions.to(torch.float64)[:, None] * frequencies.to(torch.float64)
+    return torch.stack((angle.cos(), angle.sin()), -1).to(torch.float32)

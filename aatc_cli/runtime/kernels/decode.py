@@ -1,0 +1,142 @@
+"""Launch of the fused decode attention: one query per sequence over sinks, packed tiles and window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
+from aatc_cli.runtime.kernels.tables import LayerTables
+
+_LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Launch shape: warps per program, row tiles of 16 tokens held at once (1, 2, 4), programs per multiprocessor.
+
+    The defaults are the fastest of those measured on an H200 at 128 dimensions; docs/kernels.md has the table.
+    """
+
+    warps: int = 6
+    row_tiles: int = 2
+    programs: int = 2
+    unroll: int = 2
+
+    def fitting(self, shape: DecodeShape, shared: int) -> Tuning:
+        """The same, or smaller where a wide head or many bits do not leave that room in ``shared`` bytes."""
+        found = self if shape.dim <= 128 else replace(self, warps=4, programs=1, unroll=1)
+        while shape.shared_bytes(found.warps) * found.programs > shared and found.warps > 1:
+            found = replace(found, warps=found.warps - 1)
+        return found
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """What a launch is made for; device-side lengths may be anything up to it."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    dim: int
+    slots: int
+    sinks: int
+    max_tiles: int
+    tile_bytes: int
+    head_bytes: int
+    fast: int
+    halves: int
+    scaling: float
+
+    def splits(self, tuning: Tuning, processors: int) -> int:
+        """Programs per head and sequence that fill the device once, at most one per ``warps`` tiles."""
+        wanted = max(1, processors * tuning.programs // (self.batch * self.kv_heads))
+        return max(1, min(wanted, -(-self.max_tiles // (tuning.warps * self.span))))
+
+    @property
+    def span(self) -> int:
+        """Tiles that share one absorbed query: two, or one where tiles are fewer than warps."""
+        return 2 if self.batch * self.kv_heads * self.max_tiles >= 4096 else 1
+
+    @property
+    def exact(self) -> int:
+        """Programs per head and sequence for sinks and window: several where few sequences leave the device idle."""
+        return 4 if self.batch * self.kv_heads < 64 else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared bytes of one tile under way: two sets of angles and the record."""
+        slow = self.dim * 4 if self.fast < self.dim // 16 else 0
+        return self.head_bytes + slow + max(self.dim * 4, -(-self.group // 4) * self.fast * 128)
+
+    def shared_bytes(self, warps: int) -> int:
+        """Shared bytes of a program of ``warps`` warps, as the kernel lays them out."""
+        blocks, steps, heads = self.dim // 16, self.dim // 32, 4 * -(-self.group // 4)
+        fixed = self.fast * (steps * 512 + 8 * 32 * 8 + 128) + blocks * 16 + blocks * (blocks - self.fast) * 512
+        fixed += self.dim * 2 + heads * self.dim * 4
+        main = fixed + warps * (2 * self.stage_bytes + heads // 4 * (steps * 512 + 128))
+        merge = warps * self.group * self.dim * 4 + warps * heads * 12
+        shares = 2 * warps * 32 // (self.dim // 2) + 2
+        exact = shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
+        return max(main, merge, exact)
+
+
+class Decoder:
+    """Fused decode attention of one layer shape; buffers for partial results are made once and reused."""
+
+    def __init__(
+        self, shape: DecodeShape, dtype: torch.dtype, device: torch.device, tuning: Tuning | None = None
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        properties = torch.cuda.get_device_properties(device)
+        # a little is taken by the system for every program
+        self.tuning = (tuning or Tuning()).fitting(shape, properties.shared_memory_per_multiprocessor - 4096)
+        place, tune = device.index or 0, self.tuning
+        defines = (
+            ("D", shape.dim), ("G", shape.group), ("JF", shape.fast), ("QTYPE", ELEMENTS[dtype]), ("NW", tune.warps),
+            ("MT", tune.row_tiles), ("CTAS", tune.programs), ("JU", tune.unroll),
+        )  # fmt: skip
+        self._split = function("decode.cu", "decode_split", defines, place)
+        self._combine = function("decode.cu", "decode_combine", defines, place)
+        self.splits = shape.splits(self.tuning, properties.multi_processor_count)
+        rows = shape.batch * shape.kv_heads * (self.splits + shape.exact) * shape.group
+        self.part = torch.empty(rows, shape.dim, dtype=torch.float32, device=device)
+        self.stat = torch.empty(rows, 3, dtype=torch.float32, device=device)
+        self.shared = shape.shared_bytes(self.tuning.warps)
+        self._split.max_dynamic_shared_size_bytes = self.shared
+        self._numbers = self._scalars()
+
+    def __call__(
+        self, query: Tensor, data: Tensor, tables: LayerTables, frequencies: Tensor, tile_angles: Tensor,
+        row_angles: Tensor, keys: Tensor, values: Tensor, slot_angles: Tensor, tokens: Tensor, tiles: Tensor,
+        hidden: Tensor, out: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Attention of one rotated query per sequence, [B, Hq, D] -> ``out`` [B, Hq, D].
+
+        data uint8 [B, max_tiles, tile_bytes]; keys and values [B, slots, H D], keys before RoPE; tokens, tiles, hidden
+        int32 [B]: cached tokens, packed tiles, and first visible token of every sequence, on the device.
+        """
+        s = self.shape
+        launch(
+            self._split, (s.batch, s.kv_heads, s.exact + self.splits), self.tuning.warps * 32, self._numbers,
+            (query, data, tables.widths, tables.offsets, tables.matrix, tables.start, tables.slow, tables.code_offsets,
+             tables.pair_scale, frequencies, tile_angles, row_angles, keys, values, slot_angles, tokens, tiles, hidden,
+             self.part, self.stat), self.shared,
+        )  # fmt: skip
+        launch(
+            self._combine, (s.kv_heads, s.batch, s.group), 4 * s.dim, self._numbers,
+            (self.part, self.stat, tables.decode, tables.value_offset, out),
+        )  # fmt: skip
+        return out
+
+    def _scalars(self) -> tuple[Any, ...]:
+        s = self.shape
+        whole = (
+            s.kv_heads, self.splits, s.exact, s.span, s.slots, s.sinks, s.slots - s.sinks, s.tile_bytes, s.max_tiles,
+            s.stage_bytes, s.halves,
+        )  # fmt: skip
+        return *(np.int32(value) for value in whole), np.float32(s.scaling * _LOG2E)
