@@ -108,7 +108,8 @@ class Recipe(Settings):
     curve: Literal["exponential", "lloyd"] = Field(
         "exponential", description="distortion at b bits: 4^-b, or Lloyd-Max's"
     )
-    quantizer: Literal["uniform-token-max", "lloyd", "float16"] = "uniform-token-max"
+    quantizer: Literal["uniform-token-max", "lloyd", "uniform", "float16"] = "uniform-token-max"
+    scale_bits: Literal[8, 16] = Field(16, description="bits of a token scale: float16, or a logarithmic grid")
     coordinates: Literal["pre-rope"] = "pre-rope"
     min_bits: int = Field(0, ge=0, le=MAX_BITS)
     max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)

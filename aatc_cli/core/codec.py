@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aatc_cli.core import lloyd, quantizer
 from aatc_cli.core.transform import decode, encode
+from aatc_cli.errors import AatcError
 
 
 class Codec(Protocol):
@@ -30,8 +31,9 @@ class TransformCodec:
     scale: Tensor
     bits: Tensor
     variance: Tensor
-    quantizer: Literal["uniform-token-max", "lloyd"] = "uniform-token-max"
+    quantizer: Literal["uniform-token-max", "lloyd", "uniform"] = "uniform-token-max"
     weight: Tensor | None = None
+    scale_bits: int = 16
 
     @property
     def groups(self) -> int:
@@ -40,7 +42,7 @@ class TransformCodec:
 
     @cached_property
     def _tables(self) -> lloyd.Tables:
-        return lloyd.Tables.of(self.bits, self.variance)
+        return lloyd.Tables.of(self.bits, self.variance, uniform=self.quantizer == "uniform")
 
     def latents(self, x: Tensor) -> Tensor:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
@@ -48,15 +50,15 @@ class TransformCodec:
 
     def quantize(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [..., C] int32 and token scales [..., groups] float16 of latents ``h`` [..., C]."""
-        if self.quantizer == "lloyd":
+        if self.quantizer != "uniform-token-max":
             weight = self.weight if self.weight is not None else torch.ones_like(self.variance)
-            return lloyd.quantize(h, self.variance.sqrt(), self._tables, weight, self.groups)
-        alpha = quantizer.token_scale(h, self.scale, self.bits, self.groups)
+            return lloyd.quantize(h, self.variance.sqrt(), self._tables, weight, self.groups, self.scale_bits)
+        alpha = quantizer.token_scale(h, self.scale, self.bits, self.groups, self.scale_bits)
         return quantizer.quantize(h, alpha, self.scale, self.bits), alpha
 
     def dequantize(self, codes: Tensor, alpha: Tensor) -> Tensor:
         """Latents [..., C] of codes and token scales."""
-        if self.quantizer == "lloyd":
+        if self.quantizer != "uniform-token-max":
             return lloyd.dequantize(codes, alpha, self.variance.sqrt(), self._tables)
         return quantizer.dequantize(codes, alpha, self.scale, self.bits)
 
@@ -67,9 +69,24 @@ class TransformCodec:
     def noise(self, x: Tensor) -> Tensor:
         """Modelled variance of the latent error of every token of ``x``: [..., C]."""
         _, alpha = self.quantize(self.latents(x))
-        if self.quantizer == "lloyd":
-            return lloyd.noise_variance(alpha, self.variance.sqrt(), self.bits)
+        if self.quantizer != "uniform-token-max":
+            return lloyd.noise_variance(alpha, self.variance.sqrt(), self.bits, uniform=self.quantizer == "uniform")
         return quantizer.noise_variance(alpha, self.scale, self.bits, self.variance)
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Unit and offset [C] of evenly spaced levels: a latent is alpha unit (u - offset), u = code + 2^(b-1).
+
+        Both are zero where a channel has no bits. Raises `AatcError` for Lloyd-Max levels, which have no unit.
+        """
+        if self.quantizer == "lloyd":
+            raise AatcError(
+                "Lloyd-Max levels are not evenly spaced", 'plan with a recipe whose quantizer is "uniform"'
+            )
+        half = self._tables.half
+        if self.quantizer == "uniform":
+            return self._tables.step * self.variance.sqrt(), (half - 0.5).clamp_min(0)
+        unit = self.scale * torch.exp2(1.0 - self.bits.to(self.scale.dtype))
+        return torch.where(self.bits > 0, unit, torch.zeros_like(unit)), half
 
     def with_bits(self, bits: Tensor) -> TransformCodec:
         """The same transform at other widths [C]."""

@@ -18,7 +18,6 @@ from aatc_cli.core import Side
 from aatc_cli.profiles import HeadGroups
 
 PLANES = (16, 8, 4, 2, 1)
-SCALE_BYTES = 2  # alpha is float16
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
 CHANNEL_SCALE_BYTES = 4  # s_c is float32
 
@@ -75,22 +74,26 @@ class CacheLayout:
     window: Window
     groups: HeadGroups
     widths: tuple[tuple[SiteWidths, SiteWidths], ...]
+    scale_bits: int = 16
 
     @classmethod
     def of_bits(
-        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]]
-    ) -> CacheLayout:
+        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]],
+        scale_bits: int = 16,
+    ) -> CacheLayout:  # fmt: skip
         """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
         pairs = tuple(
             (SiteWidths.of(layer["k"], window.flush), SiteWidths.of(layer["v"], window.flush)) for layer in bits
         )
-        return cls(geometry, window, groups, pairs)
+        return cls(geometry, window, groups, pairs, scale_bits)
 
     @classmethod
-    def nominal(cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: float) -> CacheLayout:
+    def nominal(
+        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: float, scale_bits: int = 16
+    ) -> CacheLayout:
         """From an average width alone, before any plan exists."""
         site = SiteWidths.nominal(geometry.channels, bits, window.flush)
-        return cls(geometry, window, groups, ((site, site),) * geometry.layers)
+        return cls(geometry, window, groups, ((site, site),) * geometry.layers, scale_bits)
 
     def breakdown(self, tokens: int, batch: int = 1) -> dict[str, int]:
         """Live cache bytes at ``tokens`` tokens per sequence, by cause; the values sum to `bytes`."""
@@ -105,7 +108,7 @@ class CacheLayout:
             "codes_keys": round(key_codes),
             "codes_values": round(value_codes),
             "padding": round(stored) - round(key_codes) - round(value_codes),
-            "token_scales": packed * (self.groups.k + self.groups.v) * self.geometry.layers * SCALE_BYTES,
+            "token_scales": packed * (self.groups.k + self.groups.v) * self.geometry.layers * self.scale_bits // 8,
             "sinks": sinks * sites * row,
             "window": slots * sites * row,
         }

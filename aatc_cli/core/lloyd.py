@@ -1,11 +1,12 @@
-"""Lloyd-Max quantization of unit-normal latents, with a token scale that is searched instead of read off the maximum.
+"""Quantization of unit-normal latents, with a token scale that is searched instead of read off the maximum.
 
     z = h / (alpha sigma_c),   code = nearest level of the b-bit quantizer of a unit normal,   h^ = alpha sigma_c level.
 
 Up to `LLOYD_BITS` bits the levels are those of Max and Lloyd (every level the mean of its cell, every threshold midway
-between levels); wider codes are mid-rise uniform with the step that is best for a unit normal. alpha is one of
+between levels); wider codes are mid-rise uniform with the step that is best for a unit normal. The quantizer "uniform"
+has such steps at every width: a little more error, and levels that need no table. alpha is one of
 `CANDIDATES` times the root mean square of h / sigma over the group's coded channels, the one with the least weighted
-squared error; it is held in float16, and decoding costs the same as with any other scale.
+squared error, as float16 or one byte holds it; decoding costs the same as with any other scale.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from aatc_cli.config import MAX_BITS
+from aatc_cli.core.scales import rounded_scale
 
 LLOYD_BITS = 7
 CANDIDATES = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -30,6 +32,12 @@ DISTORTION = (
     1.0, 0.363380227632, 0.117481847829, 0.0345477607885, 0.00950100800819, 0.00250466835567, 0.000644239665317,
     0.00016347822998, 8.76861857838e-05, 2.49190296459e-05, 6.99700519683e-06, 1.94441312857e-06, 5.35536536531e-07,
     1.46369327797e-07, 3.97393959667e-08, 1.07269830699e-08, 2.88092145932e-09,
+)  # fmt: skip
+
+# the same with evenly spaced levels at every width
+DISTORTION_UNIFORM = (
+    1.0, 0.363380227632, 0.118846050384, 0.0374396593915, 0.0115428844314, 0.00349521136151, 0.00104004540879,
+    0.000304332770824, *DISTORTION[8:],
 )  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -42,8 +50,7 @@ def levels(bits: int) -> Tensor:
         return torch.zeros(1, dtype=torch.float64)
     count = 2**bits
     if bits > LLOYD_BITS:
-        step = _uniform_step(count)
-        return torch.from_numpy((np.arange(count) - (count - 1) / 2) * step)
+        return torch.from_numpy((np.arange(count) - (count - 1) / 2) * uniform_step(bits))
     # the optimal density of levels is that of a normal three times as wide: a start close to the fixed point
     points = np.sqrt(3.0) * ndtri((np.arange(count) + 0.5) / count)
     for _ in range(20_000):
@@ -54,12 +61,26 @@ def levels(bits: int) -> Tensor:
     return torch.from_numpy((points - points[::-1]) / 2)
 
 
+@lru_cache
+def uniform_step(bits: int) -> float:
+    """Spacing of the 2^bits evenly spaced, symmetric levels with the least error on a unit normal; 0 at zero bits."""
+    if bits == 0:
+        return 0.0
+    count = 2**bits
+    half = np.arange(count) - (count - 1) / 2
+    found = minimize_scalar(
+        lambda step: unit_distortion(half * step), bounds=(2.0 / count, 16.0 / count), method="bounded",
+        options={"xatol": 1e-9 / count},
+    )  # fmt: skip
+    return float(found.x)
+
+
 @dataclass(frozen=True)
 class Tables:
     """Levels and thresholds of every channel at its own width, so that all channels quantize at once.
 
-    thresholds [C, n - 1] (padded by infinity) and points [C, n] serve widths up to `LLOYD_BITS`, n = 2^(widest of
-    them); step [C] serves wider ones and is zero elsewhere; half [C] is 2^(b-1).
+    thresholds [C, n - 1] (padded by infinity) and points [C, n] serve widths with Lloyd-Max levels, n = 2^(widest of
+    them); step [C] serves those with uniform ones and is zero elsewhere; half [C] is 2^(b-1).
     """
 
     bits: Tensor
@@ -69,18 +90,19 @@ class Tables:
     half: Tensor
 
     @classmethod
-    def of(cls, bits: Tensor, like: Tensor) -> Tables:
-        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``."""
+    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False) -> Tables:
+        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``; ``uniform``: steps at every width."""
         widths: list[int] = bits.tolist()
-        count = 2 ** max((width for width in widths if width <= LLOYD_BITS), default=0)
+        tabled = 0 if uniform else LLOYD_BITS
+        count = 2 ** max((width for width in widths if width <= tabled), default=0)
         thresholds = torch.full((len(widths), count - 1), torch.inf, dtype=torch.float64)
         points = torch.zeros(len(widths), count, dtype=torch.float64)
         step = torch.zeros(len(widths), dtype=torch.float64)
         for channel, width in enumerate(widths):
-            found = levels(width)
-            if width > LLOYD_BITS:
-                step[channel] = found[1] - found[0]
+            if width > tabled:
+                step[channel] = uniform_step(width)
             elif width:
+                found = levels(width)
                 thresholds[channel, : found.numel() - 1] = (found[1:] + found[:-1]) / 2
                 points[channel, : found.numel()] = found
         half = torch.where(bits > 0, torch.exp2(bits.to(torch.float64) - 1), 0.0)
@@ -100,9 +122,12 @@ class Tables:
         return torch.where(self.step > 0, (index - self.half + 0.5) * self.step, narrow)
 
 
-def quantize(h: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def quantize(
+    h: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: int, scale_bits: int = 16
+) -> tuple[Tensor, Tensor]:
     """Codes [..., C] int32 in -2^(b-1) .. 2^(b-1) - 1 and token scales [..., groups] float16 of latents h [..., C].
 
+    The scales are those that a cache with scales of ``scale_bits`` bits holds (`core.scales`).
     sigma, weight [C]: standard deviation and importance of every channel. Zero where a channel has no bits.
     """
     coded = tables.bits > 0
@@ -118,7 +143,7 @@ def quantize(h: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: i
     best = torch.full_like(rms, torch.inf)
     best_alpha = torch.zeros_like(rms, dtype=torch.float16)
     for factor in CANDIDATES:
-        alpha = (rms * factor).clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
+        alpha = rounded_scale(rms * factor, scale_bits)
         scale = _by_channel(alpha, unit)
         nearest = tables.values(tables.nearest(_divided(unit, scale))) * scale
         error = ((unit - nearest) / peak).square() * price
@@ -137,9 +162,9 @@ def dequantize(codes: Tensor, alpha: Tensor, sigma: Tensor, tables: Tables) -> T
     return values * _by_channel(alpha, sigma) * sigma
 
 
-def noise_variance(alpha: Tensor, sigma: Tensor, bits: Tensor) -> Tensor:
+def noise_variance(alpha: Tensor, sigma: Tensor, bits: Tensor, uniform: bool = False) -> Tensor:
     """White-noise model of E[(dh)^2]: alpha^2 sigma^2 times the quantizer's error on a unit normal. -> [..., C]."""
-    table = torch.tensor(DISTORTION, dtype=sigma.dtype, device=sigma.device)
+    table = torch.tensor(DISTORTION_UNIFORM if uniform else DISTORTION, dtype=sigma.dtype, device=sigma.device)
     spread = torch.where(bits > 0, _by_channel(alpha, sigma).square(), torch.ones_like(sigma))
     return spread * sigma.square() * table[bits.to(torch.int64)]
 
@@ -175,13 +200,4 @@ def unit_distortion(points: Floats) -> float:
     return float(np.sum(second - 2 * points * first + points**2 * mass))
 
 
-def _uniform_step(count: int) -> float:
-    half = np.arange(count) - (count - 1) / 2
-    found = minimize_scalar(
-        lambda step: unit_distortion(half * step), bounds=(2.0 / count, 16.0 / count), method="bounded",
-        options={"xatol": 1e-9 / count},
-    )  # fmt: skip
-    return float(found.x)
-
-
-assert len(DISTORTION) == MAX_BITS + 1
+assert len(DISTORTION) == len(DISTORTION_UNIFORM) == MAX_BITS + 1

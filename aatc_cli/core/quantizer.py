@@ -3,7 +3,8 @@
     alpha = max over the group's coded channels of |h_c / s_c|,   step = 2 alpha s_c / 2^b,
     code  = clamp(floor(h / step + 1/2), -2^(b-1), 2^(b-1) - 1),  h^ = step * code.
 
-The code range is asymmetric, as published: one level more below zero than above. alpha is held in float16.
+The code range is asymmetric, as published: one level more below zero than above. alpha is held in float16, or in
+one byte (`core.scales`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aatc_cli.core.scales import rounded_scale
 
-def token_scale(h: Tensor, scale: Tensor, bits: Tensor, groups: int) -> Tensor:
-    """alpha of every token and head group, rounded to float16. h [..., C], scale [C], bits [C] -> [..., groups].
+
+def token_scale(h: Tensor, scale: Tensor, bits: Tensor, groups: int, scale_bits: int = 16) -> Tensor:
+    """alpha of every token and head group, as the cache holds it. h [..., C], scale [C], bits [C] -> [..., groups].
 
     The maximum runs over channels that are stored (bits > 0): a channel that is dropped must not coarsen the others.
     """
     ratio = torch.where(bits > 0, (h / scale).abs(), torch.zeros_like(h))
     alpha = torch.unflatten(ratio, -1, (groups, -1)).amax(-1)
-    return alpha.clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
+    return rounded_scale(alpha, scale_bits)
 
 
 def steps(alpha: Tensor, scale: Tensor, bits: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def plan_table(plans: Sequence[PlanView]) -> Table:
                 *(number(plan.predicted[side]) for side in SIDES),
             )
         )  # fmt: skip
-    note = "Predicted: what is left of the recipe's energies; with weights from loss gradients, the KL in nats per token."
+    note = "Predicted: what is left of the recipe's energies; with loss gradients as weights, the KL in nats per token."
     return Table("Widths of each plan", columns, tuple(rows), notes=(note,))
 
 

@@ -133,7 +133,8 @@ def plan_digest(spec: CacheSpec) -> str:
     sites = []
     for codec in (site.codec for pair in spec.sites for site in pair):
         parts = (codec.encode, codec.decode, codec.scale, codec.bits, codec.variance, codec.weight)
-        sites.append([codec.quantizer, *(None if part is None else tensor_digest(part) for part in parts)])
+        how = [codec.quantizer, codec.scale_bits]
+        sites.append([*how, *(None if part is None else tensor_digest(part) for part in parts)])
     return digest_of([sites, spec.window.model_dump(mode="json"), str(spec.dtype)])
 
 

@@ -73,7 +73,7 @@ def cache_spec(
     )
     bits: list[dict[Side, list[int]]] = [{side: pair[side].bits.tolist() for side in SIDES} for pair in placed]
     groups = HeadGroups(k=pairs[0][0].groups, v=pairs[0][1].groups)
-    layout = CacheLayout.of_bits(geometry, window, groups, bits)
+    layout = CacheLayout.of_bits(geometry, window, groups, bits, placed[0]["k"].scale_bits)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     windows = tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers)
     return CacheSpec(pairs, window, parameter.dtype, limit, layout, windows, rope_switch(config))

@@ -113,13 +113,13 @@ def derive(
         bits: list[dict[Side, list[int]]] = [
             {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
         ]
-        return CacheLayout.of_bits(geometry, recipe.window, groups, bits)
+        return CacheLayout.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
 
     if budget.unit == "bits":
         fixed = allocate_bits(energies, recipe, budget.value)
         return fixed, layout_of(fixed), budget.value
     assert budget.context is not None
-    allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0))
+    allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0, recipe.scale_bits))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:

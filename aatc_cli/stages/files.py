@@ -215,7 +215,7 @@ class Plan:
     @property
     def layout(self) -> CacheLayout:
         """The byte law at this plan's widths."""
-        return CacheLayout.of_bits(self.geometry, self.recipe.window, self.groups, self.bits)
+        return CacheLayout.of_bits(self.geometry, self.recipe.window, self.groups, self.bits, self.recipe.scale_bits)
 
     @property
     def mean_bits(self) -> float:
@@ -289,8 +289,9 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             chosen = plan.recipe.key_weight if side == "k" else plan.recipe.value_weight
             codec = TransformCodec(
                 parts["encode"], parts["decode"], parts["scale"], torch.tensor(widths[side]), parts["variance"],
-                quantizer="lloyd" if plan.recipe.quantizer == "lloyd" else "uniform-token-max",
+                quantizer="uniform-token-max" if plan.recipe.quantizer == "float16" else plan.recipe.quantizer,
                 weight={"none": None, "fisher": parts["fisher"]}.get(chosen, parts["weight"]),
+                scale_bits=plan.recipe.scale_bits,
             )  # fmt: skip
             sites[side] = codec.to(device)
         codecs.append(sites)

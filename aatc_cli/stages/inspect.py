@@ -105,7 +105,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
     """The byte law for a profile at a budget, with no model and no plan at hand."""
     bits = _nominal_bits(profile, recipe, budget)
     groups = _groups(profile, recipe)
-    layout = CacheLayout.nominal(profile.geometry, recipe.window, groups, bits).summary(context)
+    layout = CacheLayout.nominal(profile.geometry, recipe.window, groups, bits, recipe.scale_bits).summary(context)
     data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout
     geometry = profile.geometry
     facts = Table(
@@ -165,9 +165,9 @@ def _nominal_bits(profile: ModelProfile, recipe: Recipe, budget: Budget) -> floa
         return budget.value
     assert budget.context is not None
     groups = _groups(profile, recipe)
-    empty = CacheLayout.nominal(profile.geometry, recipe.window, groups, 0.0)
+    empty = CacheLayout.nominal(profile.geometry, recipe.window, groups, 0.0, recipe.scale_bits)
     spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
-    one = CacheLayout.nominal(profile.geometry, recipe.window, groups, 1.0)
+    one = CacheLayout.nominal(profile.geometry, recipe.window, groups, 1.0, recipe.scale_bits)
     return spare / (one.bytes(budget.context) - empty.bytes(budget.context))
 
 

@@ -64,10 +64,10 @@ def measure_memory(
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
-    check_length(max(settings.contexts), config, "--context")
     for subject in subjects:
         assert subject.plan is not None
         require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+    check_length(max(settings.contexts), config, "--context")
     with working(f"loading {source.name}"):
         model = load_model(source, device=options.device, dtype=options.dtype)
     references = {size: _reference(model, size, options.device) for size in settings.sizes}
@@ -179,7 +179,7 @@ def _synthetic(
         }
         for _ in range(geometry.layers)
     ]
-    layout = CacheLayout.of_bits(geometry, window, groups, bits)
+    layout = CacheLayout.of_bits(geometry, window, groups, bits, recipe.scale_bits)
     began, rows = time.perf_counter(), []
     stores = geometry.layers + geometry.sliding_layers
     with progress(f"eval memory of {profile.name}", stores * len(settings.sizes)) as ticker:
@@ -187,7 +187,7 @@ def _synthetic(
             peak = Peak(options.device)
             base = peak.restart()
             held: list[Tensor] = []
-            for store in _stores(geometry, window, groups, bits, batch, options.device):
+            for store in _stores(geometry, window, groups, bits, recipe.scale_bits, batch, options.device):
                 _fill(store, geometry.channels, context, batch, options.device)
                 held += store.tensors().values()
                 ticker.advance()
@@ -213,13 +213,14 @@ def _synthetic(
 
 
 def _stores(
-    geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[dict[Side, list[int]]], batch: int,
-    device: str,
+    geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[dict[Side, list[int]]], scale_bits: int,
+    batch: int, device: str,
 ) -> Iterator[LayerStore | SlidingStore]:  # fmt: skip
     """Empty stores, one at a time: the matrices of one layer are gone when the next one's are made."""
     for layer in bits:
         keys, values = (
-            SiteCodec(side, _plain_codec(layer[side], groups.of(side), device), None, window.flush) for side in SIDES
+            SiteCodec(side, _plain_codec(layer[side], groups.of(side), scale_bits, device), None, window.flush)
+            for side in SIDES
         )
         yield LayerStore(keys, values, window, batch, torch.float16)
     for _ in range(geometry.sliding_layers):
@@ -227,11 +228,11 @@ def _stores(
         yield SlidingStore(geometry.sliding_window, geometry.channels, batch, torch.float16, torch.device(device))
 
 
-def _plain_codec(bits: list[int], groups: int, device: str) -> TransformCodec:
+def _plain_codec(bits: list[int], groups: int, scale_bits: int, device: str) -> TransformCodec:
     """A codec that transforms nothing and scales nothing, of these widths."""
     unit = torch.eye(len(bits) // groups).expand(groups, -1, -1)
     ones = torch.ones(len(bits))
-    return TransformCodec(unit, unit, ones, torch.tensor(bits), ones).to(device)
+    return TransformCodec(unit, unit, ones, torch.tensor(bits), ones, scale_bits=scale_bits).to(device)
 
 
 def _fill(store: LayerStore | SlidingStore, channels: int, context: int, batch: int, device: str) -> None:

@@ -134,8 +134,10 @@ def test_planes_hold_every_bit_of_a_code():
 
 
 @settings(max_examples=60, deadline=None)
-@given(windows(), st.integers(0, 90), st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)]), st.integers(0, 2**32 - 1))
-def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, seed):
+@given(windows(), st.integers(0, 90), st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)]), st.sampled_from([8, 16]),
+       st.integers(0, 2**32 - 1))  # fmt: skip
+def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, scale_bits, seed):
+    scale = np.float16 if scale_bits == 16 else np.uint8
     rng = np.random.default_rng(seed)
     channels = SMALL.channels
     bits = [{side: rng.integers(0, 17, channels).tolist() for side in ("k", "v")} for _ in range(SMALL.layers)]
@@ -146,10 +148,10 @@ def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, se
             codes = np.stack([rng.integers(0, 1 << width, packed) for width in widths], axis=1)
             strings = key_strings(codes, widths) if side == "k" else value_strings(codes, widths, window.flush)
             built[side] += sum(map(len, strings))
-            built["scales"] += len(np.zeros((packed, groups[side == "v"]), np.float16).tobytes())
+            built["scales"] += len(np.zeros((packed, groups[side == "v"]), scale).tobytes())
             built["sinks"] += len(np.zeros((sinks, channels), np.float16).tobytes())
             built["window"] += len(np.zeros((slots, channels), np.float16).tobytes())
-    layout = CacheLayout.of_bits(SMALL, window, HeadGroups(k=groups[0], v=groups[1]), bits)
+    layout = CacheLayout.of_bits(SMALL, window, HeadGroups(k=groups[0], v=groups[1]), bits, scale_bits)
     parts = layout.breakdown(tokens)
     assert layout.bytes(tokens) == sum(built.values()) == sum(parts.values())
     assert parts["codes_keys"] + parts["codes_values"] + parts["padding"] == built["k"] + built["v"]

@@ -147,10 +147,13 @@ def test_plans_use_the_widths_of_the_recipe_alone(run: Run, widths: tuple[int, .
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["loss-aware", "loss-aware-fast"])
-def test_a_packaged_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: str) -> None:
-    recipe = load_recipe(name).model_copy(update={"window": WINDOW})
-    plan = allocate(run, recipe, [make_budget(bits=2.0)])[0]
+@pytest.mark.parametrize(
+    ("name", "scale_bits"), [("loss-aware", 16), ("loss-aware-fast", 16), ("loss-aware-fast", 8), ("var-only", 8)]
+)
+def test_a_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: str, scale_bits: int) -> None:
+    changes = {"window": WINDOW, "name": f"{name}-{scale_bits}", "scale_bits": scale_bits}
+    recipe = load_recipe(name).model_copy(update=changes)
+    plan = allocate(run, recipe, [make_budget(bits=3.5)])[0]
     codecs = [
         {side: codec.to("cpu", torch.float64) for side, codec in layer.items()}
         for layer in load_codecs(plan, transform_of(plan), "cpu")
@@ -165,6 +168,14 @@ def test_a_packaged_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path,
         live = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: live}).logits[0, -1] for t in range(ids.shape[1])]
         assert session.spec.layout == plan.layout
+        scales = [
+            tensor
+            for group in live.state.groups
+            for store in group.stores
+            for name_, tensor in store.tensors().items() if name_.endswith("_scales")
+        ]  # fmt: skip
+    assert {tensor.dtype for tensor in scales} == {torch.uint8 if scale_bits == 8 else torch.float16}
+    assert sum(tensor.nbytes for tensor in scales) == plan.layout.breakdown(40)["token_scales"]
     scale = scored.abs().max()
     assert (torch.stack(rows)[:-1] - scored).abs().max() < 1e-9 * scale
     exact = model(ids, use_cache=False).logits[0, :-1]
