@@ -64,4 +64,7 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], implem
         )
     given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
     if any(tokens is not None and tokens.shape[1] == 0 for tokens in given):
-        raise AatcError("the prompt is empty: there is no token to go on from", "give at least one token")
+        raise AatcError(
+            "the prompt is empty: there is no token that the cache does not hold already",
+            "give one more token at least, or begin a new cache",
+        )

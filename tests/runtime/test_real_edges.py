@@ -70,6 +70,29 @@ def test_a_constant_channel_comes_back_exactly(tiny_qwen2, codecs, decoded):
     assert torch.isfinite(step).all()
 
 
+@torch.no_grad()
+def test_a_large_bias_costs_nothing(tiny_qwen2, codecs, decoded):
+    """Keys and values are off by what their projection without bias is coded with, however large the bias."""
+    model = load_model(find_model(str(tiny_qwen2))).double()
+    attention = model.model.layers[0].self_attn
+    ids = torch.randint(0, 256, (1, 30), generator=torch.Generator().manual_seed(4))
+    rows, errors = {}, []
+    for name in "kv":
+        linear = getattr(attention, f"{name}_proj")
+        linear.register_forward_hook(lambda module, args, out, name=name: rows.update({name: out}))
+    for _ in range(2):
+        with compressed(model, codecs(4, 32, 2, 3), WINDOW) as session:
+            cache = session.new_cache()
+            model(ids, **{session.keyword: cache})
+        found = decoded(cache.state.groups[0].stores[0], 2)
+        errors.append([x - rows[name][:, 4:24] for name, x in zip("kv", found, strict=True)])
+        for name in "kv":
+            getattr(attention, f"{name}_proj").bias.mul_(1000)
+    for small, large in zip(*errors, strict=True):
+        assert small.abs().max() > 1e-2
+        torch.testing.assert_close(large, small, rtol=0, atol=1e-9)
+
+
 class Largest(TorchDispatchMode):
     """The most numbers in any floating-point tensor made while it is on, views of given storages apart."""
 
