@@ -96,3 +96,15 @@ def test_stats_record_the_tokens_and_texts_they_were_made_from(real_run):
     manifest = open_artifact(real_run.stats(), "stats").manifest
     assert manifest.results["tokens"] == 8 * 1020
     assert {text.name for text in manifest.texts} == {"builtin:python-docs"}
+
+
+def test_the_live_cache_holds_the_bytes_of_the_law(real_run, real_model_path, aatc):
+    (result,) = aatc(
+        "eval", "--task", "memory", "--run", real_run.root, "--model", real_model_path, "--budget", 2,
+        "--context", 700, "--json",
+    ).json  # fmt: skip
+    (row,) = result["rows"]
+    parts = open_plan(real_run.root / "plans" / "paper-2").layout.breakdown(700)
+    # a float32 model: what is exact takes twice the bytes of the law's float16
+    assert row["bytes_live"] == row["bytes_predicted"] == sum(parts.values()) + parts["sinks"] + parts["window"]
+    assert row["bytes_fp16"] == 700 * 30 * 2 * 192 * 2

@@ -70,8 +70,12 @@ class PackPlan:
         return widths.repeat_interleave(torch.tensor(counts, dtype=torch.int64)).to(self.order.device)
 
     @cached_property
-    def _moves(self) -> dict[int, _Move]:
-        return {plane: _move(self, plane) for plane in PLANES if plane <= 8 and self.members(plane)}
+    def _key_sections(self) -> list[_Section]:
+        return _sections(self, "k")
+
+    @cached_property
+    def _value_sections(self) -> list[_Section]:
+        return _sections(self, "v")
 
 
 def pack_plan(bits: Sequence[int], flush: int, device: torch.device | str = "cpu") -> PackPlan:
@@ -131,21 +135,15 @@ def unpack_aligned(data: Tensor, plan: PackPlan, side: Side) -> tuple[Tensor, Te
     shape = (batch, active + plan.wide, run, columns.shape[2])
     out = torch.empty(shape, dtype=torch.uint8, device=data.device)
     words, turned = out.view(torch.int32), columns.view(torch.int32)
-    start = 0
-    for plane in PLANES:
-        count = plan.count(plane)
-        if count == 0:
-            continue
-        size = _field_bytes(count, plane) if side == "k" else count * _field_bytes(run, plane)
-        section = slice(start, start + size)
-        start += size
-        if plane == 16:
-            pairs = torch.unflatten(columns[:, section], 1, (count, run, 2))
+    for section in plan._key_sections if side == "k" else plan._value_sections:
+        count, bytes_ = section.count, slice(section.start, section.stop)
+        if section.plane == 16:
+            pairs = torch.unflatten(columns[:, bytes_], 1, (count, run, 2))
             out[:, :count], out[:, active : active + count] = pairs[:, :, :, 1], pairs[:, :, :, 0]
         elif side == "k":
-            _place(_fields(turned[:, None, section], plane, count).transpose(1, 2), plan._moves[plane], words)
+            _place(_fields(turned[:, None, bytes_], section, count).transpose(1, 2), section, words)
         else:
-            _place(_fields(torch.unflatten(turned[:, section], 1, (count, -1)), plane, run), plan._moves[plane], words)
+            _place(_fields(torch.unflatten(turned[:, bytes_], 1, (count, -1)), section, run), section, words)
     # codes are stored with half their range added, which is their highest bit turned over
     words[:, :active] ^= _repeated(0x80)
     return out[:, :active].view(torch.int8), out[:, active:]
@@ -168,18 +166,41 @@ def _split(codes: Tensor, plan: PackPlan) -> dict[int, list[Tensor]]:
 
 
 @dataclass(frozen=True)
-class _Move:
-    """Where the fields of one plane go: up by ``shift`` [n, 1, 1] bits, then in runs (source, target, count, first).
+class _Section:
+    """The bytes ``start`` .. ``stop`` of one plane of ``count`` channels, and where their fields go.
 
-    Targets count the sorted channels, and behind them the low bytes of wide ones. first: nothing was put into those
-    bytes before.
+    places: shifts of the fields that share a byte. Up by ``shift`` [n, 1, 1] bits, then in runs (source, target, count,
+    first): targets count the sorted channels, and behind them the low bytes of wide ones; first: nothing was put into
+    those bytes before.
     """
 
-    shift: Tensor | None
+    plane: int
+    start: int
+    stop: int
+    count: int
+    places: Tensor
+    shift: Tensor
     runs: tuple[tuple[int, int, int, bool], ...]
 
 
-def _move(plan: PackPlan, plane: int) -> _Move:
+def _sections(plan: PackPlan, side: Side) -> list[_Section]:
+    """Sections of the bytes of a key row or a value block, in their order."""
+    found: list[_Section] = []
+    start, device = 0, plan.order.device
+    for plane in PLANES:
+        count = plan.count(plane)
+        if count:
+            size = _field_bytes(count, plane) if side == "k" else count * _field_bytes(plan.flush, plane)
+            places = torch.arange(0, 8, plane, dtype=torch.int32, device=device)[:, None, None]
+            shifts, runs = _moves(plan, plane)
+            shift = torch.tensor(shifts, dtype=torch.int32, device=device)[:, None, None]
+            found.append(_Section(plane, start, start + size, count, places, shift, runs))
+            start += size
+    return found
+
+
+def _moves(plan: PackPlan, plane: int) -> tuple[list[int], tuple[tuple[int, int, int, bool], ...]]:
+    """Shift and runs of a plane, as `_Section` has them."""
     shifts: list[int] = []
     runs: list[tuple[int, int, int, bool]] = []
     for run in plan.members(plane):
@@ -192,9 +213,7 @@ def _move(plan: PackPlan, plane: int) -> _Move:
             source, target, count = runs[-1][0], runs[-1][1], runs[-1][2] + count
             runs.pop()
         runs.append((source, target, count, first))
-    device = plan.order.device
-    shift = torch.tensor(shifts, dtype=torch.int32, device=device)[:, None, None]
-    return _Move(shift if plane < 8 else None, tuple(runs))
+    return shifts, tuple(runs)
 
 
 def _turned(data: Tensor) -> Tensor:
@@ -207,20 +226,19 @@ def _turned(data: Tensor) -> Tensor:
     return out
 
 
-def _fields(words: Tensor, plane: int, count: int) -> Tensor:
+def _fields(words: Tensor, section: _Section, count: int) -> Tensor:
     """Words [b, r, m, n / 4] of r runs as ``count`` fields each: int32 [b, r, count, n / 4]."""
-    if plane == 8:
+    if section.plane == 8:
         return words
-    places = torch.arange(0, 8, plane, dtype=torch.int32, device=words.device)[:, None, None]
-    fields = (words[:, :, None] >> places).bitwise_and_(_repeated((1 << plane) - 1))
+    fields = (words[:, :, None] >> section.places).bitwise_and_(_repeated((1 << section.plane) - 1))
     return fields.flatten(2, 3)[:, :, :count]
 
 
-def _place(fields: Tensor, move: _Move, words: Tensor) -> None:
+def _place(fields: Tensor, section: _Section, words: Tensor) -> None:
     """Put fields [b, n, f', n / 4] into the words of their channels."""
-    if move.shift is not None:
-        fields.bitwise_left_shift_(move.shift)
-    for source, target, count, first in move.runs:
+    if section.plane < 8:
+        fields.bitwise_left_shift_(section.shift)
+    for source, target, count, first in section.runs:
         part, goal = fields[:, source : source + count], words[:, target : target + count]
         if first:
             goal.copy_(part)

@@ -16,7 +16,9 @@ from aatc_cli.core.attend import cap_scores
 from aatc_cli.core.rope import RopeStyle, apply_rope
 from aatc_cli.runtime.store import LayerStore, PackedStream
 
-TILE = 1024
+# packed tokens in float at once, of all sequences together: so many that operators, not their calls, take the time
+TILE = 2048
+TILE_CUDA = 16384
 
 # cos and sin [n, R] of tokens first .. first + n - 1, in the model's dtype
 Tables = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -24,7 +26,7 @@ Tables = Callable[[int, int], tuple[Tensor, Tensor]]
 
 def cached_attention(
     query: Tensor, store: LayerStore, tables: Tables, scaling: float, *, sliding_window: int | None = None,
-    fresh: tuple[Tensor, Tensor] | None = None, tile: int = TILE, rope: RopeStyle = "half",
+    fresh: tuple[Tensor, Tensor] | None = None, tile: int | None = None, rope: RopeStyle = "half",
     sinks: Tensor | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of rotated queries [b, Hq, q, D] over ``store`` and, causally, over ``fresh`` tokens behind it.
@@ -32,9 +34,11 @@ def cached_attention(
     fresh: rotated keys and values [b, H, q, D] of the queries' own tokens, not in the store yet; without it there is
     one query, that of the store's last token. ``tables`` gives the rotation of the store's tokens by index, ``rope``
     how pairs lie; sinks [Hq] and softcap are those of `core.attend.masked_attention`. The result [b, Hq, q, D] is in
-    the query's dtype; sums run in float32, or float64 for a float64 model.
+    the query's dtype; sums run in float32, or float64 for a float64 model. ``tile``: packed tokens taken at once.
     """
     assert fresh is not None or query.shape[2] == 1
+    if tile is None:
+        tile = (TILE_CUDA if query.is_cuda else TILE) // query.shape[0]
     heads = store.ring_keys.shape[2] // query.shape[3]
     last = store.tokens if fresh is not None else store.tokens - 1
     softmax = _OnlineSoftmax(query, heads, scaling, last, sliding_window, softcap)
@@ -121,9 +125,9 @@ class _OnlineSoftmax:
             scores = scores.masked_fill(hidden, -torch.inf)
         peak = torch.maximum(self.peak, scores.amax(-1, keepdim=True))
         # a query that has seen nothing yet has no maximum to subtract
-        reference = torch.where(peak == -torch.inf, torch.zeros_like(peak), peak)
+        reference = peak if hidden is None else torch.where(peak == -torch.inf, torch.zeros_like(peak), peak)
         fade = torch.exp(self.peak - reference)
-        weights = torch.exp(scores - reference)
+        weights = (scores - reference).exp_()
         self.peak = peak
         mass = weights.sum(-1, keepdim=True)
         self.norm = self.norm * fade + mass

@@ -1,0 +1,66 @@
+"""The arithmetic of times, and the logits that a speed is worth nothing without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aatc_cli.config import Window
+from aatc_cli.evals.speed import alternate, check_logits, expected_logits, speed_row
+from aatc_cli.models.loading import find_model, load_model
+from aatc_cli.runtime.session import compressed
+
+WINDOW = Window(sinks=2, recent=8, flush=4)
+
+
+def test_functions_take_turns_and_the_order_is_reversed_every_other_time():
+    called = []
+
+    def timed(name):
+        return lambda: called.append(name) or float(len(called))
+
+    seconds = alternate([timed("a"), timed("b"), timed("c")], 3)
+    assert "".join(called) == "abc" + "cba" + "abc"
+    assert seconds == [[1, 6, 7], [2, 5, 8], [3, 4, 9]]
+
+
+def test_a_row_compares_within_a_repeat():
+    # the machine is twice as slow in the second repeat: that is in the times, not in the ratios
+    row = speed_row("decode", 100, 2, "torch", [0.3, 0.6, 0.45], [0.1, 0.2, 0.3], 77)
+    assert (row.ratio, row.ratio_low, row.ratio_high) == pytest.approx((3.0, 1.5, 3.0))
+    assert (row.milliseconds, row.milliseconds_low, row.milliseconds_high) == pytest.approx((450, 300, 600))
+    assert row.bytes_moved == 77
+
+
+def test_the_check_allows_a_part_of_what_compression_does_and_rounding():
+    expected = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    plain = expected + 0.1
+    for shift, good in ((0.024, True), (0.026, False), (0.2, False)):
+        error, bound = check_logits(expected + shift, expected, plain)
+        assert error == pytest.approx(shift, rel=1e-4)
+        assert (error <= bound) == good
+    error, bound = check_logits(expected + 1e-6, expected, expected)
+    assert error <= bound < 1e-3
+    broken = expected.clone()
+    broken[1, 3] = torch.nan
+    error, bound = check_logits(broken, expected, plain)
+    assert not error <= bound
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen2"])
+@pytest.mark.parametrize(("length", "batch"), [(6, 1), (60, 1), (61, 3)])
+def test_expected_logits_are_those_of_the_packed_cache(request, codecs, family, length, batch):
+    model = load_model(find_model(str(request.getfixturevalue(family)))).double()
+    sites = codecs(4, 32, 2, 4)
+    tokens = torch.randint(0, 256, (batch, length + 1), generator=torch.Generator().manual_seed(length))
+    expected = expected_logits(model, sites, WINDOW, tokens)
+    with compressed(model, sites, WINDOW) as session:
+        cache = session.new_cache()
+        model(tokens[:, :-1], **{session.keyword: cache})
+        got = model(tokens[:, -1:], **{session.keyword: cache}).logits[:, -1]
+    scale = expected.abs().max()
+    assert (got - expected).abs().max() < 1e-10 * scale
+    # what is compressed is seen in the logits, so another cache would not pass
+    plain = model(tokens, use_cache=False).logits[:, -1]
+    assert ((plain - expected).abs().max() > 1e-4 * scale) == (length > 10)
