@@ -79,9 +79,7 @@ class TransformCodec:
         Both are zero where a channel has no bits. Raises `AatcError` for Lloyd-Max levels, which have no unit.
         """
         if self.quantizer == "lloyd":
-            raise AatcError(
-                "Lloyd-Max levels are not evenly spaced", 'plan with a recipe whose quantizer is "uniform"'
-            )
+            raise AatcError("Lloyd-Max levels are not evenly spaced", 'plan with a recipe whose quantizer is "uniform"')
         half = self._tables.half
         if self.quantizer == "uniform":
             return self._tables.step * self.variance.sqrt(), (half - 0.5).clamp_min(0)

@@ -91,7 +91,10 @@ class Tables:
 
     @classmethod
     def of(cls, bits: Tensor, like: Tensor, uniform: bool = False) -> Tables:
-        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``; ``uniform``: steps at every width."""
+        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``.
+
+        uniform: evenly spaced levels at every width.
+        """
         widths: list[int] = bits.tolist()
         tabled = 0 if uniform else LLOYD_BITS
         count = 2 ** max((width for width in widths if width <= tabled), default=0)

@@ -37,10 +37,10 @@ class SiteCodec:
         self.channels = codec.groups * int(codec.encode.shape[1])
         self.plan: PackPlan = pack_plan(codec.bits.tolist(), flush, codec.encode.device)
         order, size = self.plan.order, int(codec.encode.shape[1])
-        if codec.quantizer == "lloyd":
-            unit = codec.variance.sqrt()
-        else:
+        if codec.quantizer == "uniform-token-max":
             unit = codec.scale * torch.exp2(1.0 - codec.bits.to(codec.scale.dtype))
+        else:
+            unit = codec.variance.sqrt()
         by_channel = (unit[:, None] * codec.decode.flatten(0, 1))[order]
         self.columns = [(order // size == group).nonzero().flatten() for group in range(codec.groups)]
         self.rows = [by_channel[columns] for columns in self.columns]
@@ -149,15 +149,15 @@ class SiteCodec:
         return found
 
     def _levels_of(self, columns: Tensor) -> list[_Levels]:
-        """The runs of a head group whose aligned codes are not latents over gains already: those of Lloyd-Max."""
-        if self.codec.quantizer != "lloyd":
+        """The runs of a head group whose aligned codes are not latents over gains already: all but the paper's."""
+        if self.codec.quantizer == "uniform-token-max":
             return []
         widths: list[int] = self.plan.widths[columns].tolist()
         found = []
         for width in sorted(set(widths), reverse=True):
             start = widths.index(width)
             table, constant = None, 2.0 ** (7 - width)
-            if _tabled(width):
+            if self._tabled(width):
                 code = ((torch.arange(256) + 128) % 256 - 128) >> (8 - width)
                 table = lloyd.levels(width)[code + 2 ** (width - 1)].to(self.codec.variance)
             found.append(_Levels(start, start + widths.count(width), table, constant))
@@ -168,18 +168,13 @@ class SiteCodec:
         widths: list[int] = self.plan.widths[columns].tolist()
         gains = []
         for width in widths:
-            step = 1.0
-            if self.codec.quantizer == "lloyd":
-                levels = lloyd.levels(width)
-                step = float(levels[1] - levels[0])
-            tabled = self.codec.quantizer == "lloyd" and _tabled(width)
-            gains.append(1.0 if tabled else step * 2.0 ** (width - 8))
+            step = 1.0 if self.codec.quantizer == "uniform-token-max" else lloyd.uniform_step(width)
+            gains.append(1.0 if self._tabled(width) else step * 2.0 ** (width - 8))
         return torch.tensor(gains, dtype=torch.float64).to(self.codec.scale)
 
-
-def _tabled(width: int) -> bool:
-    """Whether the Lloyd-Max levels of a width are not evenly spaced."""
-    return 1 < width <= lloyd.LLOYD_BITS
+    def _tabled(self, width: int) -> bool:
+        """Whether the levels of a width are not evenly spaced."""
+        return self.codec.quantizer == "lloyd" and 1 < width <= lloyd.LLOYD_BITS
 
 
 def _of_group(high: Tensor, low: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
-_FOLDERS = ("transforms", "plans", "evals", "report")
+_FOLDERS = ("transforms", "plans", "evals", "report", "stability")
 
 
 @dataclass(frozen=True)

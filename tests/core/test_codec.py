@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from aatc_cli.core import lloyd
 from aatc_cli.core.codec import CastCodec, TransformCodec
+from aatc_cli.core.quantizer import code_range
 from aatc_cli.core.transform import group_moments, whitening
 from aatc_cli.core.weights import channel_scales, latent_variance
+from aatc_cli.errors import AatcError
 
 CHANNELS = 24
 
@@ -111,6 +114,48 @@ def test_any_leading_shape_and_dtype():
     # rounding of the encode may move a code across a boundary, which is as good a code
     assert relative_error(double, flat.to(torch.float64)) < 1e-5
     assert torch.equal(made.with_bits(made.bits * 0).bits, torch.zeros(CHANNELS, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("quantizer", ["uniform-token-max", "uniform"])
+def test_units_say_what_codes_stand_for(quantizer, groups):
+    """alpha unit (u - offset) is what dequantize gives, for any codes of any widths."""
+    bits = torch.tensor([*range(17), 0, 1, 2, 3, 4, 8, 16])
+    made = replace(codec(4, groups), bits=bits, quantizer=quantizer)
+    generator = torch.Generator().manual_seed(8)
+    low, high = code_range(bits)
+    share = torch.rand(200, CHANNELS, generator=generator, dtype=torch.float64)
+    codes = (low + torch.floor(share * (high - low + 1))).to(torch.int32)
+    assert (codes.min(0).values == low)[1:5].all()
+    assert (codes.max(0).values == high)[1:5].all()
+    alpha = torch.exp2(2 * torch.randn(200, groups, generator=generator)).to(torch.float16)
+    unit, offset = made.units()
+    places = codes + torch.where(bits > 0, 2 ** (bits - 1).clamp_min(0), 0)
+    assert (places >= 0).all()
+    assert (places < 2**bits).all()
+    found = alpha.double().repeat_interleave(CHANNELS // groups, -1) * unit * (places - offset)
+    torch.testing.assert_close(found, made.dequantize(codes, alpha), rtol=1e-12, atol=0)
+    assert unit[bits == 0].tolist() == offset[bits == 0].tolist() == [0.0, 0.0]
+    middle = 2.0**bits / 2 - (0.5 if quantizer == "uniform" else 0.0)
+    assert torch.equal(offset, torch.where(bits > 0, middle, 0.0).double())
+
+
+def test_lloyd_levels_have_no_unit():
+    with pytest.raises(AatcError, match="not evenly spaced"):
+        replace(codec(4), quantizer="lloyd").units()
+
+
+def test_modelled_noise_of_uniform_levels_is_the_measured_one():
+    """A normal's quantiles as latents, the scale fixed; wider codes have their error beyond the last quantile."""
+    bits = torch.tensor([0, 1, 2, 3, 4, 5] * 4)
+    made = replace(codec(4), bits=bits, quantizer="uniform")
+    count = 100_000
+    h = torch.special.ndtri((torch.arange(count).double() + 0.5) / count)[:, None] * made.variance.sqrt()
+    alpha = torch.ones(count, 1, dtype=torch.float16)
+    index = made._tables.nearest(h / made.variance.sqrt())
+    back = made.dequantize((index - made._tables.half).to(torch.int32), alpha)
+    noise = lloyd.noise_variance(alpha, made.variance.sqrt(), bits, uniform=True)
+    np.testing.assert_allclose((back - h).square().mean(0).numpy(), noise[0].numpy(), rtol=0.003)
 
 
 def test_cast_codec_rounds_like_numpy():

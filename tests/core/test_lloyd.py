@@ -12,12 +12,14 @@ from aatc_cli.config import MAX_BITS
 from aatc_cli.core.lloyd import (
     CANDIDATES,
     DISTORTION,
+    DISTORTION_UNIFORM,
     LLOYD_BITS,
     Tables,
     dequantize,
     levels,
     noise_variance,
     quantize,
+    uniform_step,
     unit_distortion,
 )
 
@@ -28,6 +30,8 @@ PUBLISHED = {
     3: ([0.2451, 0.7560, 1.344, 2.152], 0.03454),
     4: ([0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733], 0.009497),
 }
+# step and mean squared error of its Table II, for evenly spaced levels
+PUBLISHED_UNIFORM = {1: (1.596, 0.3634), 2: (0.9957, 0.1188), 3: (0.5860, 0.03744), 4: (0.3352, 0.01154)}
 WIDTHS = range(MAX_BITS + 1)
 
 
@@ -50,8 +54,13 @@ def nearest_level(z: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.abs(z[:, None] - points).argmin(1)
 
 
-def tables(*bits: int) -> Tables:
-    return Tables.of(torch.tensor(bits), torch.zeros(1, dtype=torch.float64))
+def tables(*bits: int, uniform: bool = False) -> Tables:
+    return Tables.of(torch.tensor(bits), torch.zeros(1, dtype=torch.float64), uniform)
+
+
+def even_levels(bits: int) -> np.ndarray:
+    """Mid-rise levels, zero at zero bits."""
+    return (np.arange(2**bits) - (2**bits - 1) / 2) * uniform_step(bits)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -106,10 +115,30 @@ def test_distortion_constants(bits):
     assert DISTORTION[bits] == pytest.approx(integrated_distortion(points), rel=1e-6)
 
 
-def test_distortion_is_convex_and_falling():
+@pytest.mark.parametrize("bits", PUBLISHED_UNIFORM)
+def test_uniform_steps_are_the_published_ones(bits):
+    step, error = PUBLISHED_UNIFORM[bits]
+    assert uniform_step(bits) == pytest.approx(step, rel=3e-4)
+    assert DISTORTION_UNIFORM[bits] == pytest.approx(error, rel=1e-3)
+
+
+@pytest.mark.parametrize("bits", range(1, MAX_BITS + 1))
+def test_uniform_distortion_constants(bits):
+    points = even_levels(bits)
+    assert DISTORTION_UNIFORM[bits] == pytest.approx(unit_distortion(points), rel=1e-6)
+    assert DISTORTION_UNIFORM[bits] == pytest.approx(integrated_distortion(points), rel=1e-6)
+    for factor in (0.98, 1.02):
+        assert integrated_distortion(points * factor) > DISTORTION_UNIFORM[bits] * 1.00001
+    # no evenly spaced levels beat Lloyd's; with two levels there is nothing to space, from 8 bits both are even
+    assert (DISTORTION_UNIFORM[bits] > DISTORTION[bits]) == (1 < bits <= LLOYD_BITS)
+
+
+@pytest.mark.parametrize("curve", [DISTORTION, DISTORTION_UNIFORM], ids=["lloyd", "uniform"])
+def test_distortion_is_convex_and_falling(curve):
     """What makes greedy allocation over this curve exact."""
-    gains = -np.diff(DISTORTION)
-    assert len(DISTORTION) == MAX_BITS + 1
+    gains = -np.diff(curve)
+    assert len(curve) == MAX_BITS + 1
+    assert curve[0] == 1.0
     assert (gains > 0).all()
     assert (np.diff(gains) < 0).all()
 
@@ -132,9 +161,20 @@ def test_channels_of_all_widths_quantize_at_once():
         np.testing.assert_allclose(found.values(index)[:, bits], points[index[:, bits].long()], rtol=1e-12, atol=1e-15)
 
 
+def test_uniform_channels_of_all_widths_quantize_at_once():
+    z = 2 * normal(300, MAX_BITS + 1, seed=7)
+    found = tables(*WIDTHS, uniform=True)
+    index = found.nearest(z)
+    for bits in WIDTHS:
+        points = even_levels(bits)
+        assert index[:, bits].tolist() == nearest_level(z[:, bits].numpy(), points).tolist()
+        np.testing.assert_allclose(found.values(index)[:, bits], points[index[:, bits].long()], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_values_are_the_inverse_of_nearest(bits):
-    points, table = levels(bits), tables(bits)
+def test_values_are_the_inverse_of_nearest(bits, uniform):
+    points, table = torch.from_numpy(even_levels(bits)) if uniform else levels(bits), tables(bits, uniform=uniform)
     index = table.nearest(points[:, None])
     assert index[:, 0].tolist() == list(range(2**bits))
     torch.testing.assert_close(table.values(index)[:, 0], points, rtol=1e-12, atol=1e-15)
@@ -143,13 +183,13 @@ def test_values_are_the_inverse_of_nearest(bits):
 BITS = [0, 1, 2, 3, 5, 9, 4, 0, 2, 2, 7, 8]
 
 
-def setting(groups: int = 2):
+def setting(groups: int = 2, uniform: bool = False):
     sigma, weight = torch.exp2(normal(len(BITS), seed=1)), torch.exp2(3 * normal(len(BITS), seed=2))
     h = normal(60, len(BITS), seed=3) * sigma * torch.exp2(2 * normal(60, 1, seed=4))
-    return h, sigma, tables(*BITS), weight, groups
+    return h, sigma, tables(*BITS, uniform=uniform), weight, groups
 
 
-def best_of_candidates(h, sigma, bits, weight):
+def best_of_candidates(h, sigma, bits, weight, uniform):
     """The candidate scales of one token and group, and the weighted squared error of each. float64 numpy."""
     coded = bits > 0
     rms = np.sqrt(np.mean((h[coded] / sigma[coded]) ** 2))
@@ -158,15 +198,16 @@ def best_of_candidates(h, sigma, bits, weight):
     for alpha in alphas:
         total = 0.0
         for x, s, b, w in zip(h[coded], sigma[coded], bits[coded], weight[coded], strict=True):
-            points = levels(int(b)).numpy() * alpha * s
+            points = (even_levels(b) if uniform else levels(int(b)).numpy()) * alpha * s
             total += w * np.abs(x - points).min() ** 2
         errors.append(total)
     return alphas, np.array(errors)
 
 
+@pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_alpha_is_the_best_candidate(groups):
-    h, sigma, table, weight, _ = setting()
+def test_alpha_is_the_best_candidate(groups, uniform):
+    h, sigma, table, weight, _ = setting(uniform=uniform)
     codes, alpha = quantize(h, sigma, table, weight, groups)
     assert alpha.dtype == torch.float16
     assert alpha.shape == (60, groups)
@@ -176,7 +217,7 @@ def test_alpha_is_the_best_candidate(groups):
         for group in range(groups):
             run = slice(group * size, (group + 1) * size)
             alphas, errors = best_of_candidates(
-                h[token, run].numpy(), sigma[run].numpy(), bits[run], weight[run].numpy()
+                h[token, run].numpy(), sigma[run].numpy(), bits[run], weight[run].numpy(), uniform
             )
             assert float(alpha[token, group]) == alphas[errors.argmin()]
             chosen.add(int(errors.argmin()))

@@ -106,7 +106,7 @@ def test_state_does_not_depend_on_how_tokens_came(codec, recent, flush, sinks, s
     )
 
 
-@pytest.mark.parametrize("quantizer", ["uniform-token-max", "lloyd"])
+@pytest.mark.parametrize("quantizer", ["uniform-token-max", "lloyd", "uniform"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_contents_are_the_codec_s_own(codec, quantizer, bias):
     """What comes out equals `TransformCodec.reconstruct` of what went in; the exact part comes out untouched."""
