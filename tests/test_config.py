@@ -13,6 +13,7 @@ from aatc_cli.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Task
+from aatc_cli.evals.stability import StabilityResult, StabilityRow
 from aatc_cli.profiles import Calibration, HeadGroups, ModelProfile, Protection, Recipe, TextMixture
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
@@ -26,6 +27,10 @@ IDENTITY = ModelIdentity(
 ENTRY = TensorEntry(dtype="float32", shape=(2, 0), sha256="0" * 64)
 TEXT = TextRecord(name="a.txt", weight=1 / 3, sha256="a", tokens=100, windows=3)
 ROW = DistortionRow(layer=0, side="v", bits=2.5, plan=True, predicted=0.1, predicted_diagonal=1e-9, measured=0.2)
+STABILITY_ROW = StabilityRow(
+    stats="a", stats_digest="d", calibration=["t"], text="t", text_sha256="s", bits=2.0, kl_mean=0.1, kl_stderr=None,
+    predicted=0.05, predicted_elsewhere=None,
+)  # fmt: skip
 EXAMPLES: list[BaseModel] = [
     Window(), Window(sinks=0, recent=16, flush=16), GEOMETRY, MIXTURE, Protection(layers=3, key_extra=0.5),
     Budget(unit="bits", value=0.1), Budget(unit="ratio", value=5.82, context=8192),
@@ -37,7 +42,11 @@ EXAMPLES: list[BaseModel] = [
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
     CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
-    IDENTITY, ENTRY, TEXT, ROW,
+    IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW,
+    StabilityResult(
+        recipe="loss-aware", budget="2", model="m", bits=2.0, seconds=1.5, device="cpu", dtype="float32",
+        versions={"a": "1"}, length=64, first_position=0, windows=[1], rows=[STABILITY_ROW], kl_spread={"t": 1.0},
+    ),
     Manifest(
         schema_version=1, kind="stats", settings={"x": [0.1, None]}, model=IDENTITY, inputs={"a": "b"}, texts=[TEXT],
         tensors={"t": ENTRY}, results={"tokens": 3}, digest="d", provenance={},

@@ -1,0 +1,51 @@
+"""How much a method owes to the very windows it was calibrated on: plans of several Stats, side by side."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field
+
+from aatc_cli.config import Settings
+from aatc_cli.evals.schema import Measurement
+
+
+class StabilityRow(Settings):
+    """The plan of one Stats on one text."""
+
+    stats: str = Field(description="name of the Stats it was calibrated on")
+    stats_digest: str
+    calibration: list[str] = Field(description="texts of the Stats")
+    text: str
+    text_sha256: str
+    bits: float
+    kl_mean: float = Field(description="KL(reference || compressed), nats per token")
+    kl_stderr: float | None
+    predicted: float | None = Field(description="KL to second order by the Stats' own loss gradients")
+    predicted_elsewhere: float | None = Field(description="the same by the gradients of the other Stats, on average")
+
+
+class StabilityResult(Measurement):
+    """Plans of one recipe at one budget, each calibrated on Stats of its own, on the same texts."""
+
+    task: Literal["stability"] = "stability"
+    length: int = Field(description="tokens per window")
+    first_position: int = Field(description="first position of a window that is scored")
+    windows: list[int] = Field(description="windows of every text")
+    rows: list[StabilityRow]
+    kl_spread: dict[str, float] = Field(description="by text, the largest KL over the smallest")
+
+    @property
+    def file_name(self) -> str:
+        """File the result is stored under: task, recipe, budget and Stats."""
+        names = "-".join(dict.fromkeys(re.sub(r"[^A-Za-z0-9._-]+", "-", row.stats) for row in self.rows))
+        return f"{self.task}.{self.method}.{names}.json"
+
+
+def spread(rows: list[StabilityRow]) -> dict[str, float]:
+    """By text, the largest KL over the smallest; texts on which a KL is zero are left out."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row.text, []).append(row.kl_mean)
+    return {text: max(values) / min(values) for text, values in found.items() if min(values) > 0}

@@ -1,0 +1,118 @@
+"""eval --task stability: every row against the stages run by hand, and what one Stats says of another's plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from aatc_cli.config import Window, make_budget
+from aatc_cli.core import SIDES
+from aatc_cli.core.lloyd import DISTORTION
+from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.evals.schema import read_measurement
+from aatc_cli.evals.stability import StabilityResult, spread
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.evaluate import EvalSettings, evaluate
+from aatc_cli.stages.files import Run, load_layer_stats, open_plan, open_stats, transform_of
+from aatc_cli.stages.stability import stability
+from aatc_cli.stages.subjects import EvalOptions, Subject
+
+SETTINGS = EvalSettings("kl", length=48, limit=2, first=16)
+BUDGET = make_budget(bits=2.5)
+WINDOW = Window(sinks=2, recent=8, flush=4)
+
+
+def recipe(name: str = "loss-aware", **changes: object) -> Recipe:
+    return load_recipe(name).model_copy(update={"window": WINDOW, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(tiny_llama: Path, corpus: Path, calibration_texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with Stats of two draws and of another text; the last has no gradients."""
+    run = Run(tmp_path_factory.mktemp("stability") / "run")
+    for name, text, seed, fisher in (("a", corpus, 0, 8), ("b", corpus, 1, 8), ("c", calibration_texts, 0, 0)):
+        settings = CollectSettings(samples=8, length=64, rows=256, seed=seed, fisher=fisher, window=WINDOW)
+        mixture = TextMixture(sources=[str(text)], samples=8, length=64)
+        collect(run, name, find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    return run
+
+
+@pytest.fixture(scope="module")
+def calibration_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "numbers.txt"
+    path.write_text(" ".join(str(i * i * i % 9973) for i in range(2000)))
+    return path
+
+
+def compare(run: Run, model: Path, names: str, texts: list[str], chosen: Recipe) -> StabilityResult:
+    stats = [run.stats(name) for name in names]
+    return stability(run, find_model(str(model)), chosen, BUDGET, stats, texts, SETTINGS, EvalOptions())
+
+
+def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path) -> None:
+    texts = [str(corpus), str(calibration_texts)]
+    result = compare(run, tiny_llama, "ab", texts, recipe())
+    assert [(row.stats, row.text) for row in result.rows] == [
+        ("a", "corpus.txt"), ("b", "corpus.txt"), ("a", "numbers.txt"), ("b", "numbers.txt"),
+    ]  # fmt: skip
+    for name in "ab":
+        plan = open_plan(run.root / "stability" / name / "plans" / "loss-aware-2.5")
+        subject = Subject(plan.recipe, plan)
+        found = evaluate(
+            Run(run.root / "stability" / name), find_model(str(tiny_llama)), [subject], texts, SETTINGS, EvalOptions()
+        )
+        rows = [row for row in result.rows if row.stats == name]
+        assert [row.kl_mean for row in rows] == [evaluation.kl_mean for evaluation in found]
+        assert [row.bits for row in rows] == [plan.mean_bits] * 2
+        own = sum(plan.artifact.manifest.results["predicted"].values())
+        assert [row.predicted for row in rows] == pytest.approx([own, own], rel=1e-6)
+    assert rows[0].calibration == ["corpus.txt"]
+    assert result.windows == [2, 2]
+    first = [row.kl_mean for row in result.rows[:2]]
+    assert result.kl_spread["corpus.txt"] == max(first) / min(first)
+    assert read_measurement(run.evals / "stability.loss-aware-2.5.a-b.json", StabilityResult) == result
+
+
+def test_other_gradients_price_the_same_noise(run: Run, tiny_llama: Path, corpus: Path) -> None:
+    """tr(decode^T diag(noise) decode M) / 2 per site with the other Stats' M; a plan looks best to its own gradients."""
+    result = compare(run, tiny_llama, "ab", [str(corpus)], recipe())
+    for row, other in zip(result.rows, "ba", strict=True):
+        plan = open_plan(run.root / "stability" / row.stats / "plans" / "loss-aware-2.5")
+        transform, stats, total = transform_of(plan), open_stats(run.stats(other)), 0.0
+        for layer in range(4):
+            held = load_layer_stats(stats, layer)
+            for side in SIDES:
+                [decode] = transform.tensor(f"layers.{layer}.{side}.decode").double()
+                variance = transform.tensor(f"layers.{layer}.{side}.variance")
+                noise = variance * torch.tensor(DISTORTION)[torch.tensor(plan.bits[layer][side])]
+                metric = (held.k_fisher if side == "k" else held.v_fisher) / (8 * (64 - 10))
+                total += 0.5 * float(torch.trace(decode.T @ torch.diag(noise) @ decode @ metric))
+        assert row.predicted_elsewhere == pytest.approx(total, rel=1e-6)
+        assert row.predicted is not None
+        assert row.predicted < total
+
+
+def test_without_gradients_there_is_no_prediction(run: Run, tiny_llama: Path, corpus: Path) -> None:
+    result = compare(run, tiny_llama, "ac", [str(corpus)], recipe("var-only", protect=load_recipe("uniform").protect))
+    assert [(row.predicted is None, row.predicted_elsewhere is None) for row in result.rows] == [
+        (False, True), (True, False),
+    ]  # fmt: skip
+    with pytest.raises(ArtifactError, match="holds no loss gradients"):
+        compare(run, tiny_llama, "ac", [str(corpus)], recipe())
+
+
+def test_one_stats_is_no_comparison(run: Run, tiny_llama: Path, corpus: Path) -> None:
+    for names in ("", "a", "aa"):
+        with pytest.raises(UsageError, match="two or more Stats of different names"):
+            compare(run, tiny_llama, names, [str(corpus)], recipe())
+    with pytest.raises(UsageError, match="calibrated on nothing"):
+        compare(run, tiny_llama, "ab", [str(corpus)], load_recipe("fp16"))
+
+
+def test_spread_of_nothing() -> None:
+    assert spread([]) == {}
