@@ -9,7 +9,7 @@ from aatc_cli.errors import AatcError
 
 # the oldest release whose caches, attention and mask interfaces are the ones used here, and the first not to be tried
 OLDEST, END = (5, 17), (6, 0)
-# every test ran with these two and the latest between them is what continuous integration installs
+# the releases that the tests of the cache ran with
 TESTED = ("5.17", "5.24")
 INSTALL = f"pip install 'transformers>={OLDEST[0]}.{OLDEST[1]},<{END[0]}'"
 

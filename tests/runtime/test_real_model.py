@@ -94,8 +94,8 @@ def test_in_float32_codes_on_a_tie_are_all_the_difference(real, narrow, decoded,
     alike = (got - given).abs().max()
     ties, costs = kl(expected[first:], got[first:]), kl(plain[first:], expected[first:])
     print(
-        f"float32, {length} tokens: difference {before:.3g} before packing, {alike:.3g} with the same codes, with its own "
-        f"median {apart.median():.3g} and maximum {apart.max():.3g}; KL {ties:.3g}, of compression {costs:.3g}"
+        f"float32, {length} tokens: difference {before:.3g} before packing, {alike:.3g} with the same codes, with "
+        f"its own median {apart.median():.3g}, maximum {apart.max():.3g}; KL {ties:.3g}, of compression {costs:.3g}"
     )
     # thirty layers of float32: a few hundred roundings of 6e-8 at the scale of the logits
     assert before < 5e-5 * scale
