@@ -1,0 +1,53 @@
+"""Codecs with no table and no statistics: 8-bit floats, and Lloyd-Max levels after the norm is taken out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aatc_cli.core.lloyd import levels
+
+
+@dataclass(frozen=True)
+class Float8Codec:
+    """An 8-bit float cache (E4M3: 4 exponent and 3 mantissa bits), saturating at 448, with scale one.
+
+    Source: OCP "8-bit Floating Point Specification"; it is what engines call an fp8 cache without calibrated scales.
+    """
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """``x`` [..., C] rounded to the nearest 8-bit float, in the dtype of ``x``."""
+        largest = torch.finfo(torch.float8_e4m3fn).max
+        return x.clamp(-largest, largest).to(torch.float8_e4m3fn).to(x.dtype)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Float8Codec:
+        """Nothing to move."""
+        return self
+
+
+@dataclass(frozen=True)
+class NormedLloyd:
+    """Every group of ``group`` channels of a token as its norm (float16) and the levels of a unit normal at ``bits``.
+
+    z = x sqrt(group) / ||x|| has unit mean square; after a random rotation its entries are close to a unit normal.
+    Source: TurboQuant (2504.19874) without its second, one-bit stage.
+    """
+
+    bits: int
+    group: int
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """The vectors [..., C] as the cache returns them, in the dtype of ``x``."""
+        wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (-1, self.group))
+        norm = wide.norm(dim=-1, keepdim=True).clamp_max(torch.finfo(torch.float16).max)
+        held = norm.to(torch.float16).to(wide.dtype)
+        unit = wide * self.group**0.5 / torch.where(held > 0, held, torch.ones_like(held))
+        points = levels(self.bits).to(wide)
+        nearest = points[torch.searchsorted((points[1:] + points[:-1]) / 2, unit.contiguous())]
+        return (nearest * held / self.group**0.5).flatten(-2).to(x.dtype)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> NormedLloyd:
+        """Nothing to move."""
+        return self
