@@ -105,8 +105,8 @@ class Recipe(Settings):
     pool: Literal["separate", "joint"] = Field(
         "separate", description="one budget for keys and one for values, or both in one"
     )
-    curve: Literal["exponential", "lloyd"] = Field(
-        "exponential", description="distortion at b bits: 4^-b, or Lloyd-Max's"
+    curve: Literal["exponential", "lloyd", "uniform"] = Field(
+        "exponential", description="distortion at b bits: 4^-b, Lloyd-Max's, or that of evenly spaced levels"
     )
     quantizer: Literal["uniform-token-max", "lloyd", "uniform", "float16"] = "uniform-token-max"
     scale_bits: Literal[8, 16] = Field(16, description="bits of a token scale: float16, or a logarithmic grid")
@@ -116,6 +116,7 @@ class Recipe(Settings):
     widths: tuple[int, ...] | None = Field(
         None, strict=False, description="widths that may be used, rising; None is every one from min_bits to max_bits"
     )
+    block: int = Field(1, ge=1, description="channels of one head group that share a width, by falling energy")
     normalize_percentile: float | None = Field(
         None, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
     )

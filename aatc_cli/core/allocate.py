@@ -14,13 +14,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from aatc_cli.config import MAX_BITS
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.lloyd import DISTORTION
+from aatc_cli.core.lloyd import DISTORTION, DISTORTION_UNIFORM
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import Recipe
+from aatc_cli.profiles import HeadGroups, Recipe
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_TABLES = {"lloyd": DISTORTION, "uniform": DISTORTION_UNIFORM}
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,10 @@ def quarter_powers(bits: Ints) -> Floats:
 
 def channel_curves(energy: Floats, recipe: Recipe) -> Floats:
     """Distortion of every channel at every width under the recipe's quantizer model. [n] -> [n, max_bits + 1]."""
-    if recipe.curve == "lloyd":
-        curves: Floats = energy[:, None] * np.array(DISTORTION[: recipe.max_bits + 1])
-        return curves
-    return exponential_curves(energy, recipe.max_bits)
+    if recipe.curve == "exponential":
+        return exponential_curves(energy, recipe.max_bits)
+    curves: Floats = energy[:, None] * np.array(_TABLES[recipe.curve][: recipe.max_bits + 1])
+    return curves
 
 
 def waterfill(curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None) -> Ints:
@@ -151,57 +154,94 @@ def normalized_energy(site: SiteEnergy, side: Side, recipe: Recipe) -> Floats:
     return energy
 
 
-def allocate(energies: Energies, recipe: Recipe, bits_per_channel: float) -> Allocation:
+def require_blocks(recipe: Recipe, channels: int, groups: HeadGroups) -> None:
+    """Raise `AatcError` unless the recipe's blocks fill the head groups of sites of ``channels`` C."""
+    for size in {channels // groups.of(side) for side in SIDES}:
+        if size % recipe.block:
+            raise AatcError(
+                f"recipe {recipe.name} gives one width to {recipe.block} channels at a time, "
+                f"which do not divide the {size} of a head group",
+                "set block in the recipe to a divisor of that number, or choose other head groups",
+            )
+
+
+def channel_blocks(energy: Floats, block: int) -> Ints:
+    """Channels of every head group by falling energy, ties to the lower one, cut into blocks.
+
+    energy [groups, E], E a multiple of ``block``. -> indices of the channels of a site, [groups E / block, block].
+    """
+    order = np.argsort(-energy, axis=1, kind="stable")
+    starts = energy.shape[1] * np.arange(energy.shape[0])
+    blocks: Ints = (order + starts[:, None]).reshape(-1, block)
+    return blocks
+
+
+def allocate(
+    energies: Energies, recipe: Recipe, bits_per_channel: float, groups: HeadGroups | None = None
+) -> Allocation:
     """Widths for every site at an average of ``bits_per_channel``, for keys and values apart or over both.
 
-    Raises `AatcError` when the budget cannot pay the recipe's protected layers.
+    ``groups`` are the Transform's head groups, inside which blocks are formed (None: one of each).
+    Raises `AatcError` when the budget cannot pay the recipe's protected layers or blocks do not fill head groups.
     """
+    groups = groups or HeadGroups.both(1)
+    require_blocks(recipe, energies[0]["k"].variance.size, groups)
     if recipe.pool == "joint":
-        return _allocate_jointly(energies, recipe, bits_per_channel)
+        return _allocate_jointly(energies, recipe, bits_per_channel, groups)
     bits: list[dict[Side, Ints]] = [{} for _ in energies]
     predicted: dict[Side, float] = {}
     levels: dict[Side, float] = {}
     for side in SIDES:
-        values = [normalized_energy(layer[side], side, recipe) for layer in energies]
+        values = _grouped(energies, side, recipe, groups)
         extra = recipe.protect.key_extra if side == "k" else recipe.protect.value_extra
         pool_budget, protected = _budgets(values, recipe, bits_per_channel, extra)
         for layer, budget in enumerate(protected):
-            bits[layer][side] = _fill(values[layer], budget, recipe)
+            bits[layer][side] = _fill(values[layer : layer + 1], budget, recipe)[0]
         pool = values[len(protected) :]
         for layer, widths in enumerate(_fill_pool(pool, pool_budget, recipe), start=len(protected)):
             bits[layer][side] = widths
         predicted[side] = _predicted(values, [layer[side] for layer in bits], recipe)
-        levels[side] = reverse_waterfill(np.concatenate(pool), pool_budget)[1] if pool else 0.0
+        levels[side] = reverse_waterfill(_flat(pool), pool_budget)[1] if pool else 0.0
     return Allocation(bits, predicted, levels)
 
 
-def _allocate_jointly(energies: Energies, recipe: Recipe, average: float) -> Allocation:
+def _allocate_jointly(energies: Energies, recipe: Recipe, average: float, groups: HeadGroups) -> Allocation:
     """One water level over keys and values of all layers."""
-    values = {side: [normalized_energy(layer[side], side, recipe) for layer in energies] for side in SIDES}
+    values = {side: _grouped(energies, side, recipe, groups) for side in SIDES}
     pool = [*values["k"], *values["v"]]
     budget = int(np.floor(average * sum(energy.size for energy in pool) + 1e-9))
     widths = _fill_pool(pool, budget, recipe)
     keys, others = widths[: len(energies)], widths[len(energies) :]
     bits: list[dict[Side, Ints]] = [{"k": k, "v": v} for k, v in zip(keys, others, strict=True)]
-    level = reverse_waterfill(np.concatenate(pool), budget)[1]
+    level = reverse_waterfill(_flat(pool), budget)[1]
     predicted = {side: _predicted(values[side], [layer[side] for layer in bits], recipe) for side in SIDES}
     return Allocation(bits, predicted, {"k": level, "v": level})
 
 
 def _predicted(energies: list[Floats], bits: list[Ints], recipe: Recipe) -> float:
     """Sum of the curves at the widths; exactly rounded, so that the order of summation does not matter."""
+    powers = quarter_powers(np.arange(MAX_BITS + 1))
+    table = np.array(_TABLES[recipe.curve]) if recipe.curve in _TABLES else powers
     pairs = zip(energies, bits, strict=True)
-    if recipe.curve == "lloyd":
-        table = np.array(DISTORTION)
-        return math.fsum(math.fsum(energy * table[widths]) for energy, widths in pairs)
-    return math.fsum(math.fsum(energy * quarter_powers(widths)) for energy, widths in pairs)
+    return math.fsum(math.fsum(energy.ravel() * table[widths]) for energy, widths in pairs)
+
+
+def _grouped(energies: Energies, side: Side, recipe: Recipe, groups: HeadGroups) -> list[Floats]:
+    """Energies of one side of every layer, by head group: [groups, E] each."""
+    return [normalized_energy(layer[side], side, recipe).reshape(groups.of(side), -1) for layer in energies]
+
+
+def _flat(pool: list[Floats]) -> Floats:
+    return np.concatenate([energy.ravel() for energy in pool])
 
 
 def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float) -> tuple[int, list[int]]:
     channels = [value.size for value in values]
     total = int(np.floor(average * sum(channels) + 1e-9))
     count = min(recipe.protect.layers, len(values))
-    protected = [int(np.floor(min(average + extra, recipe.max_bits) * size + 1e-9)) for size in channels[:count]]
+    blocks = [size // recipe.block for size in channels[:count]]
+    # what would not fill a block is left to the pool
+    protected = [recipe.block * int(np.floor(min(average + extra, recipe.max_bits) * size + 1e-9)) for size in blocks]
     left = total - sum(protected)
     if left < 0:
         raise AatcError(
@@ -212,10 +252,30 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
     return left, protected
 
 
-def _fill(energy: Floats, budget: int, recipe: Recipe) -> Ints:
+def _fill(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
+    """Widths [C] of sites with energies [groups, E] out of one budget.
+
+    A block is one channel to water-filling: the sum of its channels' curves, at ``block`` times the price of a bit.
+    """
+    energy, edges = _flat(pool), np.cumsum([0, *(site.size for site in pool)])
+    budget -= budget % recipe.block
+    _spare(budget, energy.size, recipe.allowed_widths[0])
+    blocks = np.concatenate([start + _blocks(site, recipe) for start, site in zip(edges[:-1], pool, strict=True)])
     if recipe.allocator == "uniform":
-        return _even(energy.size, budget, recipe)
-    return waterfill(channel_curves(energy, recipe), budget, widths=recipe.allowed_widths)
+        widths = _even(len(blocks), budget // recipe.block, recipe)
+    else:
+        # exactly rounded, so that no order of summation matters
+        sums = np.array([math.fsum(energies) for energies in energy[blocks]])
+        widths = waterfill(channel_curves(sums, recipe), budget // recipe.block, widths=recipe.allowed_widths)
+    found = np.empty(energy.size, dtype=np.int64)
+    found[blocks] = widths[:, None]
+    return np.split(found, edges[1:-1])
+
+
+def _blocks(site: Floats, recipe: Recipe) -> Ints:
+    if recipe.block == 1 or recipe.allocator == "uniform":
+        return np.arange(site.size).reshape(-1, recipe.block)
+    return channel_blocks(site, recipe.block)
 
 
 def _even(channels: int, budget: int, recipe: Recipe) -> Ints:
@@ -232,12 +292,12 @@ def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
     if not pool:
         return []
     if recipe.allocator in ("per-layer", "uniform"):
-        return [_fill(energy, share, recipe) for energy, share in zip(pool, _shares(pool, budget), strict=True)]
+        shares = [recipe.block * share for share in _shares(pool, budget // recipe.block)]
+        return [_fill([energy], share, recipe)[0] for energy, share in zip(pool, shares, strict=True)]
     if recipe.allocator == "global":
-        profile = _fill(np.mean(np.stack(pool), axis=0), budget // len(pool), recipe)
+        profile = _fill([np.mean(np.stack(pool), axis=0)], budget // len(pool), recipe)[0]
         return [profile.copy() for _ in pool]
-    widths = _fill(np.concatenate(pool), budget, recipe)
-    return np.split(widths, np.cumsum([energy.size for energy in pool])[:-1])
+    return _fill(pool, budget, recipe)
 
 
 def _shares(pool: list[Floats], budget: int) -> list[int]:

@@ -12,11 +12,11 @@ from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact,
 from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import Allocation, Energies
+from aatc_cli.core.allocate import Allocation, Energies, require_blocks
 from aatc_cli.core.allocate import allocate as allocate_bits
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import Recipe, dump
+from aatc_cli.profiles import HeadGroups, Recipe, dump
 from aatc_cli.stages.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
 from aatc_cli.stages.versions import versions
 
@@ -108,6 +108,7 @@ def derive(
     geometry = transform.manifest.model.geometry
     groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
     recipe = _for_compressed_layers(recipe, geometry)
+    require_blocks(recipe, geometry.channels, groups)
 
     def layout_of(allocation: Allocation) -> CacheLayout:
         bits: list[dict[Side, list[int]]] = [
@@ -116,7 +117,7 @@ def derive(
         return CacheLayout.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
 
     if budget.unit == "bits":
-        fixed = allocate_bits(energies, recipe, budget.value)
+        fixed = allocate_bits(energies, recipe, budget.value, groups)
         return fixed, layout_of(fixed), budget.value
     assert budget.context is not None
     allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0, recipe.scale_bits))
@@ -124,7 +125,7 @@ def derive(
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:
         middle = (low + high) // 2
-        allocation = _allocation_or_none(energies, recipe, middle / _GRID)
+        allocation = _allocation_or_none(energies, recipe, middle / _GRID, groups)
         layout = layout_of(allocation) if allocation is not None else None
         if allocation is None or layout is None or layout.bytes(budget.context) <= allowed:
             best = (allocation, layout, middle / _GRID) if allocation is not None and layout is not None else best
@@ -164,9 +165,9 @@ def _for_compressed_layers(recipe: Recipe, geometry: Geometry) -> Recipe:
     return recipe.model_copy(update={"protect": recipe.protect.model_copy(update={"layers": layers})})
 
 
-def _allocation_or_none(energies: Energies, recipe: Recipe, bits: float) -> Allocation | None:
+def _allocation_or_none(energies: Energies, recipe: Recipe, bits: float, groups: HeadGroups) -> Allocation | None:
     try:
-        return allocate_bits(energies, recipe, bits)
+        return allocate_bits(energies, recipe, bits, groups)
     except AatcError:
         return None  # too few bits for the protected layers: the search goes on above
 

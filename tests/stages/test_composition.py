@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from aatc_cli.artifact import Artifact, open_artifact
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
+from aatc_cli.errors import AatcError
 from aatc_cli.evals.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.stages.allocate import allocate, derive
+from aatc_cli.stages.allocate import allocate, check, derive
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, transform_of
@@ -28,6 +29,7 @@ from aatc_cli.stages.whiten import whiten
 KINDS = ("identity", "whiten", "metric")
 GROUPS = (("profile", "profile"), ("per-head", "all"), ("all", "per-head"))
 WEIGHTS = tuple(product(("none", "query", "fisher"), ("none", "output", "fisher")))
+MODELS = (*product(("exponential", "lloyd"), ("uniform-token-max", "lloyd")), ("uniform", "uniform"))
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
 
@@ -80,8 +82,7 @@ def read_back(site: SiteCodec, x: torch.Tensor) -> torch.Tensor:
     return site.values(spread, torch.ones(x.shape[1], heads, 1, 1)).flatten(1)[None]
 
 
-@pytest.mark.parametrize("quantizer", ["uniform-token-max", "lloyd"])
-@pytest.mark.parametrize("curve", ["exponential", "lloyd"])
+@pytest.mark.parametrize(("curve", "quantizer"), MODELS, ids=["-".join(pair) for pair in MODELS])
 @pytest.mark.parametrize("pool", ["separate", "joint"])
 @pytest.mark.parametrize("groups", GROUPS, ids=["-".join(pair) for pair in GROUPS])
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,6 +145,41 @@ def test_plans_use_the_widths_of_the_recipe_alone(run: Run, widths: tuple[int, .
     results = [p.artifact.manifest.results["predicted"] for p in (whole, plan)]
     if allocator != "uniform":
         assert sum(results[0].values()) <= sum(results[1].values())
+
+
+@pytest.mark.parametrize("name", ["loss-aware-fused", "paper-fused"])
+@pytest.mark.parametrize("block", [4, 16])
+def test_plans_by_blocks_are_reproduced_and_pack(run: Run, name: str, block: int) -> None:
+    recipe = load_recipe(name)
+    protect = recipe.protect.model_copy(update={"layers": min(recipe.protect.layers, 1)})
+    changes = {"name": f"{name}-{block}", "block": block, "window": WINDOW, "protect": protect}
+    recipe = recipe.model_copy(update=changes)
+    whiten(
+        run, transform_stats=run.stats(), rate_stats=run.stats(), transform=recipe.transform, key_groups="per-head",
+        value_groups="per-head",
+    )  # fmt: skip
+    plans = allocate(run, recipe, [make_budget(bits=2.5), make_budget(ratio=3.0, context=8192)])
+    generator = torch.Generator().manual_seed(3)
+    for plan in plans:
+        assert check(plan) == []
+        for layer, codecs in zip(plan.bits, load_codecs(plan, transform_of(plan), "cpu"), strict=True):
+            for side in SIDES:
+                for head in torch.tensor(layer[side]).split(16):
+                    assert (head.bincount() % block == 0).all()
+                codec = codecs[side].to("cpu", torch.float64)
+                x = torch.randn(1, 24, 32, generator=generator, dtype=torch.float64) @ torch.block_diag(*codec.decode)
+                given = codec.reconstruct(x)
+                read = read_back(SiteCodec(side, codec, None, WINDOW.flush), x)
+                torch.testing.assert_close(read, given, rtol=1e-9, atol=1e-9)
+                codes, alpha = codec.quantize(codec.latents(x))
+                unit, offset = codec.units()
+                half = torch.where(codec.bits > 0, torch.exp2(codec.bits - 1.0), 0.0)
+                latents = alpha.double().repeat_interleave(16, -1) * unit * (codes + half - offset)
+                torch.testing.assert_close(latents @ torch.block_diag(*codec.decode), given, rtol=1e-9, atol=1e-9)
+    other = recipe.model_copy(update={"name": "unfit", "block": 5})
+    for budget in (make_budget(bits=2.5), make_budget(ratio=3.0, context=8192)):
+        with pytest.raises(AatcError, match="5 channels at a time, which do not divide the 16 of a head group"):
+            allocate(run, other, [budget])
 
 
 @torch.no_grad()
