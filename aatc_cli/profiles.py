@@ -13,7 +13,9 @@ from aatc_cli.errors import AatcError
 
 T = TypeVar("T", bound=BaseModel)
 
-GroupChoice = Literal["profile", "per-head", "all"]
+GroupChoice = Literal["profile", "per-head", "four-heads", "all"]
+# quantizers whose codes the packed cache holds; the others are simulated
+PACKED_QUANTIZERS = ("uniform-token-max", "lloyd", "uniform")
 
 
 class HeadGroups(Settings):
@@ -30,7 +32,8 @@ class HeadGroups(Settings):
     @classmethod
     def chosen(cls, keys: GroupChoice, values: GroupChoice, kv_heads: int, profile: HeadGroups) -> Self:
         """What two choices come to on a model of ``kv_heads`` with the groups of its ``profile``."""
-        fixed = {"per-head": kv_heads, "all": 1}
+        quads = next(count for count in range(1, kv_heads + 1) if kv_heads % count == 0 and kv_heads // count <= 4)
+        fixed = {"per-head": kv_heads, "four-heads": quads, "all": 1}
         return cls(k=fixed.get(keys, profile.k), v=fixed.get(values, profile.v))
 
     def of(self, side: Literal["k", "v"]) -> int:
@@ -89,28 +92,50 @@ class Protection(Settings):
     value_extra: float = Field(0.0, ge=0, description="bits per value channel above the average")
 
 
+class Coding(Settings):
+    """What the quantizers of published methods are told beside a width; the packed ones leave it alone."""
+
+    key_axis: Literal["token", "channel"] = Field("token", description="groups lie in a token, or along one channel")
+    value_axis: Literal["token", "channel"] = Field("token", description="the same for values")
+    group: int | None = Field(None, ge=1, description="members of a group of grouped-minmax; None: a head's channels")
+    key_clip: float = Field(1.0, gt=0, le=1, description="share of a group's range that its levels cover")
+    value_clip: float = Field(1.0, gt=0, le=1, description="the same for values")
+    outliers: float = Field(0.0, ge=0, lt=0.5, description="share of a token's values kept exact")
+    latent_hadamard: bool = Field(False, description="mix the kept latents of a group by a Hadamard matrix")
+    rank_multiple: int = Field(32, ge=1, description="ranks of the allocator rank are multiples of this")
+
+
 class Recipe(Settings):
     """One method as a choice on the axes of the design: transform, weights, allocator, quantizer, window."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="part of file names: no space, no slash")
     summary: str
-    transform: Literal["identity", "whiten", "metric"] = "whiten"
+    transform: Literal[
+        "identity", "whiten", "metric", "hadamard", "query", "pca", "codebook", "global"
+    ] = "whiten"  # fmt: skip
     key_weight: Literal["none", "query", "fisher"] = "query"
     value_weight: Literal["none", "output", "fisher"] = "output"
     key_groups: GroupChoice = Field(
         "profile", description="heads whose keys are transformed jointly: the profile's groups, each alone, or all"
     )
     value_groups: GroupChoice = Field("profile", description="the same for values")
-    allocator: Literal["waterfill", "per-layer", "global", "uniform", "none"] = "waterfill"
+    allocator: Literal[
+        "waterfill", "per-layer", "global", "uniform", "one-width", "rank", "per-head", "block-dp", "none"
+    ] = "waterfill"  # fmt: skip
     pool: Literal["separate", "joint"] = Field(
         "separate", description="one budget for keys and one for values, or both in one"
     )
     curve: Literal["exponential", "lloyd", "uniform"] = Field(
         "exponential", description="distortion at b bits: 4^-b, Lloyd-Max's, or that of evenly spaced levels"
     )
-    quantizer: Literal["uniform-token-max", "lloyd", "uniform", "float16"] = "uniform-token-max"
+    quantizer: Literal[
+        "uniform-token-max", "lloyd", "uniform", "grouped-minmax", "lloyd-norm", "nonuniform-outlier", "block-max",
+        "float8", "quanto", "hqq", "float16",
+    ] = "uniform-token-max"  # fmt: skip
     scale_bits: Literal[8, 16] = Field(16, description="bits of a token scale: float16, or a logarithmic grid")
-    coordinates: Literal["pre-rope"] = "pre-rope"
+    coordinates: Literal["pre-rope", "post-rope"] = Field(
+        "pre-rope", description="keys before RoPE without bias, or keys and values as the model's own cache holds them"
+    )
     min_bits: int = Field(0, ge=0, le=MAX_BITS)
     max_bits: int = Field(MAX_BITS, ge=1, le=MAX_BITS)
     widths: tuple[int, ...] | None = Field(
@@ -120,6 +145,7 @@ class Recipe(Settings):
     normalize_percentile: float | None = Field(
         None, gt=0, le=100, description="divide variance and key weight by this percentile of the layer's own"
     )
+    coding: Coding = Coding()
     protect: Protection = Protection()
     window: Window = Window()
 
@@ -140,6 +166,27 @@ class Recipe(Settings):
             raise ValueError('pool "joint" weighs both sides by "fisher" or neither: nothing else is in nats')
         return self
 
+    @model_validator(mode="after")
+    def _methods_fit(self) -> Self:
+        for axis, needs in _NEEDS.items():
+            for choice, wanted in needs.items():
+                for other, values in wanted.items() if getattr(self, axis) == choice else ():
+                    if getattr(self, other) not in values:
+                        listed = " or ".join(f'"{value}"' for value in values)
+                        raise ValueError(f'{axis} "{choice}" goes with {other} {listed}')
+        if self.coordinates == "post-rope" and (self.packed or self.transform not in ("identity", "hadamard")):
+            raise ValueError('coordinates "post-rope" go with what is not calibrated before RoPE: an "identity" or '
+                             '"hadamard" transform, and no packed quantizer')  # fmt: skip
+        along_tokens = "channel" in (self.coding.key_axis, self.coding.value_axis)
+        if along_tokens and (self.coding.group is None or self.window.flush % self.coding.group):
+            raise ValueError("groups along a channel need a coding.group that divides window.flush")
+        return self
+
+    @property
+    def packed(self) -> bool:
+        """Whether the packed cache can hold its codes; other methods are simulated."""
+        return self.quantizer in PACKED_QUANTIZERS
+
     @property
     def allowed_widths(self) -> tuple[int, ...]:
         """The widths a channel may have, rising."""
@@ -153,6 +200,36 @@ class Recipe(Settings):
     def transform_name(self) -> str:
         """Folder of the recipe's Transform: ``metric``, ``metric-keys-per-head-values-all``."""
         return transform_name(self.transform, self.key_groups, self.value_groups)
+
+
+# what a choice on one axis asks of the others: the published methods are not built of parts that all fit together
+_PACKABLE = ("identity", "whiten", "metric", "hadamard", "query")
+_PACKED_NEED: dict[str, tuple[str, ...]] = {
+    "transform": _PACKABLE, "allocator": ("waterfill", "per-layer", "global", "uniform"),
+}  # fmt: skip
+_ONE_WIDTH: dict[str, tuple[str, ...]] = {"allocator": ("one-width",)}
+_NEEDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
+    "quantizer": {
+        **dict.fromkeys(PACKED_QUANTIZERS, _PACKED_NEED),
+        "grouped-minmax": {"transform": _PACKABLE, "allocator": ("one-width", "rank", "per-head")},
+        "lloyd-norm": _ONE_WIDTH | {"transform": ("identity", "hadamard")},
+        "nonuniform-outlier": _ONE_WIDTH | {"transform": ("codebook",)},
+        "block-max": {"allocator": ("block-dp",)},
+        "float8": _ONE_WIDTH | {"transform": ("identity",)},
+        "quanto": _ONE_WIDTH | {"transform": ("identity",)},
+        "hqq": _ONE_WIDTH | {"transform": ("identity",)},
+    },
+    "allocator": {
+        "rank": {"transform": ("whiten", "metric")},
+        "per-head": {"transform": ("hadamard",), "key_groups": ("per-head",), "value_groups": ("per-head",)},
+        "block-dp": {"transform": ("pca", "global")},
+    },
+    "transform": {
+        "pca": {"quantizer": ("block-max",)}, "global": {"quantizer": ("block-max",)},
+        "codebook": {"quantizer": ("nonuniform-outlier",)},
+        "query": {"key_groups": ("per-head",), "value_groups": ("per-head",)},
+    },
+}  # fmt: skip
 
 
 def transform_name(kind: str, keys: GroupChoice, values: GroupChoice) -> str:

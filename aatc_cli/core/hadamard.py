@@ -25,7 +25,7 @@ def hadamard(order: int) -> Tensor:
         raise AatcError(
             f"no Hadamard matrix of order {order} is known here", "use a recipe whose transform is not a Hadamard one"
         )
-    return signs / order**0.5
+    return signs * float(order) ** -0.5
 
 
 def random_signs(size: int, seed: int = 0) -> Tensor:

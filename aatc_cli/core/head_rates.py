@@ -31,7 +31,7 @@ def fitted_curves(errors: Floats) -> Floats:
     """
     widths = np.arange(1, WIDEST + 1)
     measured = errors[:, 1:]
-    alive = (measured > 0).all(1)
+    alive: NDArray[np.bool_] = np.all(measured > 0, axis=1)
     logs = np.log2(np.where(measured > 0, measured, 1.0))
     centred = widths - widths.mean()
     slope = np.minimum((logs * centred).sum(1) / (centred**2).sum(), 0.0)
