@@ -141,11 +141,14 @@ def print_speed(results: list[SpeedResult], json: bool) -> None:
         return
     first = results[0]
     columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats", "milliseconds"]
+    if any(row.bound_milliseconds for result in results for row in result.rows):
+        columns.append("bytes at copy rate, ms")
     rows = [
         [
             result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
             f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
             f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
+            *([f"{row.bound_milliseconds:.4g}"] if row.bound_milliseconds else []),
         ]
         for result in results
         for row in result.rows

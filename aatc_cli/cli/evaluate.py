@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from aatc_cli.cli.benchmarks import run_harness, run_ruler
-from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed
+from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed, run_speed_of_geometry
 from aatc_cli.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -68,6 +68,9 @@ def evaluate(
         typer.Option("--batch", min=1, help="Sequences at once; repeatable for memory and speed. Default: 1."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times each size is measured (speed).")] = 5,
+    whole_model: Annotated[
+        bool, typer.Option("--whole-model", help="Time whole decode steps too, random weights (speed of a profile).")
+    ] = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
@@ -87,6 +90,12 @@ def evaluate(
         run_memory_of_geometry(
             Run(run), profile, recipe, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch
         )
+        return
+    if task == "speed" and profile is not None and model is None:
+        run_speed_of_geometry(
+            Run(run), profile, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch,
+            repeats=repeats, whole=whole_model,
+        )  # fmt: skip
         return
     source, _ = find_source(model, profile)
     subjects = subjects_of(Run(run), recipe, budget, plan)

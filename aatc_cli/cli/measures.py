@@ -55,6 +55,23 @@ def run_speed(
     print_speed(measure_speed(run, source, subjects, settings, options), json)
 
 
+def run_speed_of_geometry(
+    run: Run, profile: str, budgets: list[float] | None, options: EvalOptions, json: bool, *,
+    contexts: list[int] | None, batches: list[int] | None, repeats: int, whole: bool,
+) -> None:  # fmt: skip
+    """``--task speed`` with a profile and no model: the fused kernels; raises `UsageError` without one --budget."""
+    from aatc_cli.errors import UsageError
+    from aatc_cli.printing import print_speed
+    from aatc_cli.profiles import load_model_profile
+    from aatc_cli.stages.speed_geometry import measure_geometry
+
+    if budgets is None or len(budgets) != 1:
+        raise UsageError("speed of a profile needs one budget", "add --budget 2, or measure a plan with --model")
+    sizes = [(context, batch) for context in contexts or [8192] for batch in batches or [1]]
+    found = measure_geometry(run, load_model_profile(profile), budgets[0], sizes, repeats, options, whole=whole)
+    print_speed([found], json)
+
+
 def only_batch(batches: list[int] | None) -> int:
     """The one --batch of a task that takes one, or 1; raises `UsageError` for several."""
     from aatc_cli.errors import UsageError

@@ -50,6 +50,8 @@ class SpeedRow(Settings):
     ratio_low: float
     ratio_high: float
     bytes_moved: int | None = Field(None, description="cache bytes that one decoded token reads, of all sequences")
+    gigabytes_per_second: float | None = Field(None, description="bytes_moved over the median time; of attention alone")
+    bound_milliseconds: float | None = Field(None, description="bytes_moved at the rate of a copy on this device")
 
 
 class SpeedCheck(Settings):
@@ -63,9 +65,13 @@ class SpeedCheck(Settings):
 
 
 class SpeedResult(Measurement):
-    """Times of one plan's cache. On a CPU only ratios mean something beyond this machine."""
+    """Times of one plan's cache. On a CPU only ratios mean something beyond this machine.
+
+    ``synthetic``: of a geometry alone, with random weights, codes and widths of the given mean.
+    """
 
     task: Literal["speed"] = "speed"
+    synthetic: bool = False
     absolute: bool = Field(description="whether milliseconds are worth reading: on a GPU")
     threads: int
     repeats: int

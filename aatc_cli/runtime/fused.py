@@ -158,13 +158,7 @@ class FusedState:
         self.columns += count
         sinks, ring = self.spec.window.sinks, self.spec.window.recent
         if self.columns == count:
-            self.tokens.fill_(count)
-            self.tiles.fill_(packed_tokens(count, self.spec.window) // TILE)
-            first = sinks + packed_tokens(count, self.spec.window)
-            recent = torch.arange(first, count, device=self.tokens.device)
-            index = torch.cat((torch.arange(min(sinks, count), device=self.tokens.device), recent))
-            slots = torch.where(index < sinks, index, sinks + (index - sinks) % ring)
-            self.slot_angles[slots] = slot_angles(self.spec.frequencies, index)
+            self.jump(count)
             return
         index = self.tokens[:1].to(torch.int64)
         slot = torch.where(index < sinks, index, sinks + (index - sinks) % ring)
@@ -173,6 +167,17 @@ class FusedState:
         excess = (self.tokens - (sinks + ring)).clamp_min(0)
         self.tiles.copy_((excess + TILE - 1) // TILE)
 
+    def jump(self, count: int) -> None:
+        """Set the counters and angles of ``count`` cached tokens, whose contents are put in place otherwise."""
+        window, device = self.spec.window, self.tokens.device
+        self.columns = count
+        self.tokens.fill_(count)
+        self.tiles.fill_(packed_tokens(count, window) // TILE)
+        recent = torch.arange(min(window.sinks + packed_tokens(count, window), count), count, device=device)
+        index = torch.cat((torch.arange(min(window.sinks, count), device=device), recent))
+        slots = torch.where(index < window.sinks, index, window.sinks + (index - window.sinks) % window.recent)
+        self.slot_angles[slots] = slot_angles(self.spec.frequencies, index)
+
     def _fill(self, place: int, call: CacheCall) -> None:
         """Store a prompt: sinks and window exactly, the rest in tiles."""
         window, length = self.spec.window, call.query.shape[2]
@@ -180,7 +185,7 @@ class FusedState:
         sinks = min(window.sinks, length)
         for rows, cache in ((call.k_rows, self.keys[place]), (call.v_rows, self.values[place])):
             cache[:, :sinks] = rows[:, :sinks]
-            recent = torch.arange(window.sinks + packed, length, device=rows.device)
+            recent = torch.arange(min(window.sinks + packed, length), length, device=rows.device)
             cache[:, window.sinks + (recent - window.sinks) % window.recent] = rows[:, window.sinks + packed :]
         layer, step = self.spec.layers[place], _CHUNK * TILE
         for row in range(self.batch):
@@ -248,7 +253,7 @@ def fused(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window: Wind
     spec = fused_spec(model, [layer for layer in layers if isinstance(layer, AttentionSite)], codecs, window)
     if len(spec.layers) != len(layers):
         raise AatcError("the fused kernels have no layers that stay exact", "use the packed cache")
-    with hosted(model, layers, _attend):
+    with hosted(model, layers, attend_fused):
         yield FusedSession(spec, cache_keyword(model))
 
 
@@ -296,6 +301,7 @@ def _check(sites: list[AttentionSite], window: Window, group: int, dim: int) -> 
             raise AatcError(f"{site.name} has sinks or capped scores, which fused kernels do not compute", other)
 
 
-def _attend(state: CacheState, call: CacheCall) -> Tensor:
+def attend_fused(state: CacheState, call: CacheCall) -> Tensor:
+    """The attention function of a fused cache, for `models.cache_hooks.hosted`."""
     assert isinstance(state, FusedState)
     return state.attend(call)

@@ -25,12 +25,13 @@ def fused_available() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8
 
 
-@lru_cache
 def function(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
-    """The compiled function ``name`` of ``source``; ``device`` only keeps devices apart.
+    """The compiled function ``name`` of ``source`` on a device; raises `AatcError` when CuPy is missing."""
+    return _module(source, defines, device).get_function(name)
 
-    Raises `AatcError` when CuPy is missing.
-    """
+
+@lru_cache
+def _module(source: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
     try:
         cupy = import_module("cupy")
     except ImportError as error:
@@ -38,7 +39,7 @@ def function(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
     text = (Path(__file__).parent / source).read_text(encoding="utf-8")
     options = (*(f"-D{key}={value}" for key, value in defines), "--std=c++17")
     with cupy.cuda.Device(device):
-        return cupy.RawModule(code=text, options=options, backend="nvrtc").get_function(name)
+        return cupy.RawModule(code=text, options=options, backend="nvrtc")
 
 
 def launch(

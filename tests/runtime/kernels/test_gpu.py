@@ -1,0 +1,146 @@
+"""The compiled kernels against their twins, on a CUDA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from aatc_cli.config import Geometry, Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.runtime.fused import fused
+from aatc_cli.runtime.graph import GraphDecoder
+from aatc_cli.runtime.kernels.append import Appender
+from aatc_cli.runtime.kernels.bench import FusedBench
+from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
+from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not fused_available(), reason="needs a CUDA device and CuPy")]
+
+WINDOW = Window(sinks=4, recent=128, flush=64)
+
+
+def geometry(kv_heads: int, group: int, dim: int) -> Geometry:
+    heads = kv_heads * group
+    return Geometry(layers=1, heads=heads, kv_heads=kv_heads, head_dim=dim, hidden_size=heads * dim)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "batch", "context", "bits", "theta"),
+    [
+        (1, 1, 128, 1, 100, 2.0, 5e5), (8, 4, 128, 2, 3000, 2.0, 5e5), (2, 8, 128, 3, 20_001, 1.5, 1e6),
+        (3, 3, 64, 2, 1500, 3.0, 1e4), (2, 5, 96, 1, 4097, 2.5, 5e5), (1, 4, 256, 2, 2500, 2.0, 1e6),
+        (8, 4, 128, 1, 9000, 6.0, 5e5), (2, 4, 128, 1, 300, 0.5, 5e5),
+    ],
+)  # fmt: skip
+def test_decode_is_its_twin(
+    kv_heads: int, group: int, dim: int, batch: int, context: int, bits: float, theta: float
+) -> None:
+    """Eight-bit keys of a random plan move the output of random queries by percents, and only with wide codes more."""
+    bench = FusedBench.of(geometry(kv_heads, group, dim), WINDOW, bits, theta, batch, context, torch.device("cuda"))
+    _, error = bench.measure(1)
+    assert error < (0.06 if bits <= 3 else 0.15)
+
+
+def codecs(quantizer: str, heads: int, dim: int, dtype: torch.dtype) -> dict[Any, TransformCodec]:
+    found = {}
+    for place, side in enumerate(SIDES):
+        generator = torch.Generator().manual_seed(place)
+        widths = [torch.tensor([(3, 2, 1, 0), (8, 1, 0, 0), (5, 4, 2, 2)][(head + place) % 3]) for head in range(heads)]
+        bits = torch.cat([one.repeat_interleave(dim // 4) for one in widths])
+        encode = torch.randn(heads, dim, dim, generator=generator, dtype=torch.float64) / dim**0.5
+        scale = 0.5 + torch.rand(heads * dim, generator=generator, dtype=torch.float64)
+        codec = TransformCodec(encode, torch.linalg.inv(encode), 3 * scale, bits, scale.square(), quantizer, scale)
+        found[side] = codec.to("cuda", dtype)
+    return found
+
+
+@pytest.mark.parametrize("quantizer", ["uniform", "uniform-token-max"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_append_packs_as_its_twin(quantizer: str, dim: int, dtype: torch.dtype) -> None:
+    """All but codes at a rounding tie: sums of products in another order move a latent by rounding."""
+    pair = codecs(quantizer, 3, dim, torch.float32)
+    keys, values = ([HeadSide.of(pair[side], head) for head in range(3)] for side in SIDES)
+    tables = LayerTables.of(keys, values, dim, dim // 16)
+    encode, append = EncodeTables.of(pair, tables), Appender(dim, WINDOW.sinks, dtype, torch.device("cuda"))
+    slots = WINDOW.sinks + WINDOW.recent
+    cache = [torch.randn(2, slots, 3 * dim, device="cuda").to(dtype) for _ in SIDES]
+    before = [one.clone() for one in cache]
+    new = [torch.randn(2, 3 * dim, device="cuda").to(dtype) for _ in SIDES]
+    data = torch.zeros(2, 3, tables.tile_bytes, dtype=torch.uint8, device="cuda")
+    tokens = torch.full((2,), slots + 64 + 1, dtype=torch.int32, device="cuda")
+    append(new[0], new[1], cache[0], cache[1], data, tables, encode, tokens)
+    torch.cuda.synchronize()
+    ring = WINDOW.sinks + (64 + torch.arange(64)) % WINDOW.recent
+    for row in range(2):
+        rows = {side: one[row, ring.cuda()].float() for side, one in zip(SIDES, before, strict=True)}
+        expected = tiles_of(rows, pair, tables)[0]
+        assert float((data[row, 1] == expected).float().mean()) > 0.995
+    assert not data[:, 0].any()
+    assert not data[:, 2].any()
+    slot = WINDOW.sinks + (slots + 64 - WINDOW.sinks) % WINDOW.recent
+    for one, old, row in zip(cache, before, new, strict=True):
+        assert torch.equal(one[:, slot], row)
+        one[:, slot] = old[:, slot]
+        assert torch.equal(one, old)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+        head_dim=64, vocab_size=97, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    return LlamaForCausalLM(config).float().eval().cuda()
+
+
+def logits(model: Any, cache: Any, keyword: str, ids: Tensor, prompt: int) -> Tensor:
+    kwargs = {keyword: cache, "use_cache": True, "logits_to_keep": 1}
+    with torch.no_grad():
+        found = [model(input_ids=ids[:, :prompt], **kwargs).logits[:, -1]]
+        found += [model(input_ids=ids[:, t : t + 1], **kwargs).logits[:, -1] for t in range(prompt, ids.shape[1])]
+    return torch.stack(found)
+
+
+def test_model_decodes_as_its_twin(model: Any) -> None:
+    """Token by token over two flushes, against the torch twin of the same state."""
+    plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
+    ids = torch.randint(97, (2, 300), generator=torch.Generator().manual_seed(0)).cuda()
+    found = []
+    for twin in (False, True):
+        with fused(model, plan, WINDOW) as session:
+            cache = session.new_cache(2, 300)
+            if twin:
+                cache.state._kernels = None
+            found.append(logits(model, cache, session.keyword, ids, 170))
+    error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
+    assert float(error) < 0.02
+
+
+def test_graph_replays_what_eager_steps_do(model: Any) -> None:
+    plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
+    ids = torch.randint(97, (2, 190), generator=torch.Generator().manual_seed(1)).cuda()
+    with fused(model, plan, WINDOW) as session, torch.no_grad():
+        runs = []
+        for graphed in (False, True):
+            cache = session.new_cache(2, 400)
+            kwargs = {session.keyword: cache, "use_cache": True, "logits_to_keep": 1}
+            token = model(input_ids=ids, **kwargs).logits[:, -1].argmax(-1)
+            chosen = [token]
+            if graphed:
+                decoder = GraphDecoder(model, cache, session.keyword, token)
+                chosen += [decoder.step().clone() for _ in range(150)]
+            else:
+                for _ in range(150):
+                    token = model(input_ids=token[:, None], **kwargs).logits[:, -1].argmax(-1)
+                    chosen.append(token)
+            runs.append(torch.stack(chosen))
+    assert torch.equal(runs[0], runs[1])
