@@ -88,10 +88,12 @@ def _rotate(keys: Tensor, cos: Tensor, sin: Tensor, rope: RopeStyle) -> None:
     if rope == "none":
         return
     cos, sin = cos.T.to(keys.dtype).contiguous(), sin.T.to(keys.dtype).contiguous()
+    if rope == "half-once":
+        cos, sin = torch.cat((cos, cos)), torch.cat((sin, sin))
     rotary = cos.shape[0]
     turned = keys.transpose(2, 3)[:, :, :rotary]
     half = slice(None, rotary // 2), slice(rotary // 2, None)
-    one, other = half if rope == "half" else (slice(0, None, 2), slice(1, None, 2))
+    one, other = (slice(0, None, 2), slice(1, None, 2)) if rope == "interleaved" else half
     first, second = turned[:, :, one], turned[:, :, other]
     crossed = first * sin[other]
     first.mul_(cos[one]).addcmul_(second, sin[one], value=-1)
