@@ -65,7 +65,7 @@ class LayerTables:
     widths int32 [H, 2, J]; offsets int32 [H + 1], bytes of a tile row before each head; matrix int8 in fragment order
     [H, F, D / 32, 32, 16]; start int32 [H, F, 4, 2, 4]; slow float16 in fragment order [H, J, J - F, 32, 8];
     code_offsets int32 [H, J, 4], offsets as bytes, doubled when ``halves`` is 1; pair_scale float32 [H, D / 2]; decode
-    float16 [H, D, D]; value_offset float32 [H, D].
+    float16 [H, D, D]; value_offset float32 [H, D]; tile_bytes of all heads.
     """
 
     keys: tuple[HeadSide, ...]
@@ -81,6 +81,7 @@ class LayerTables:
     value_offset: Tensor
     fast: int
     halves: int
+    tile_bytes: int
 
     @classmethod
     def of(cls, keys: list[HeadSide], values: list[HeadSide], dim: int, fast: int) -> LayerTables:
@@ -116,13 +117,8 @@ class LayerTables:
             tuple(keys), tuple(values), widths.to(device), offsets.to(device), matrix, start,
             torch.stack([rows for rows, _ in slow]),
             torch.stack([_offset_codes(part.offset, dim, halves) for part in keys]), pair_scale, half, value_offset,
-            fast, halves,
+            fast, halves, sum(sizes),
         )  # fmt: skip
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of 64 tokens of all heads."""
-        return int(self.offsets[-1])
 
 
 def fast_pairs(frequencies: Tensor) -> int:
