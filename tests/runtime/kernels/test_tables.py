@@ -1,0 +1,175 @@
+"""The order of registers, by emulating the matrix instructions as their specification gives them: lane by lane.
+
+m16n8k32 (integers): lane 4 g + t holds A[g, 4 t ..], A[g + 8, 4 t ..], A[g, 16 + 4 t ..], A[g + 8, 16 + 4 t ..] and
+B[4 t .., g], B[16 + 4 t .., g]; m16n8k16 (float16) the same with pairs 2 t, 2 t + 1 and 8 + 2 t, 9 + 2 t.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aatc_cli.core.tiles import pack_block
+from aatc_cli.errors import AatcError
+from aatc_cli.runtime.kernels.angles import row_angles, tile_angles
+from aatc_cli.runtime.kernels.tables import MAGIC, HeadSide, LayerTables, fast_pairs
+
+DIM = 64
+WIDTHS = (3, 2, 1)
+
+
+def side(seed: int, widths: tuple[int, ...] = WIDTHS) -> HeadSide:
+    generator = torch.Generator().manual_seed(seed)
+    count = 16 * len(widths)
+    each = torch.tensor(widths).repeat_interleave(16)
+    rows = torch.randn(count, DIM, generator=generator)
+    return HeadSide(torch.randperm(count, generator=generator), widths, rows, (2.0**each - 1) / 2)
+
+
+def tables(fast: int) -> LayerTables:
+    return LayerTables.of([side(0), side(1)], [side(2), side(3)], DIM, fast)
+
+
+def lanes() -> list[tuple[int, int, int]]:
+    return [(4 * g + t, g, t) for g in range(8) for t in range(4)]
+
+
+def key_rows(data: np.ndarray, width: int, lane: int) -> list[np.ndarray]:
+    """What the kernel makes of one block: 8 rows of 4 bytes, planes of two bits first."""
+    words, rows = data.view(np.uint32), [np.zeros(4, np.int64) for _ in range(8)]
+    left, at = width, 0
+    while left:
+        plane = 2 if left >= 2 else 1
+        for r in range(8):
+            share = 8 // plane
+            word = int(words[at + lane * plane + r // share]) >> (plane * (r % share))
+            field = np.array([(word >> (8 * b)) & ((1 << plane) - 1) for b in range(4)])
+            rows[r] = (rows[r] << plane) + field
+        at, left = at + 32 * plane, left - plane
+    return rows
+
+
+def test_integer_product_reconstructs_keys() -> None:
+    found, part = tables(DIM // 16), side(0)
+    generator = torch.Generator().manual_seed(9)
+    codes = torch.cat([torch.randint(0, 2**w, (64, 16), generator=generator) for w in WIDTHS], 1)
+    packed = [pack_block(codes[:, 16 * i : 16 * i + 16], w, "k").numpy() for i, w in enumerate(WIDTHS)]
+    rows = [[key_rows(data, w, lane) for lane in range(32)] for data, w in zip(packed, WIDTHS, strict=True)]
+    rows.append([[np.zeros(4, np.int64)] * 8 for _ in range(32)])
+    matrix = found.matrix[0].numpy()
+    got = np.zeros((64, DIM), np.int64)
+    for m in range(4):
+        for j in range(DIM // 16):
+            for half in range(2):
+                total = np.zeros((16, 8), np.int64)
+                for k in range(DIM // 32):
+                    a, b = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64)
+                    for lane, g, t in lanes():
+                        for upper in range(2):
+                            block = rows[2 * k + upper][lane]
+                            a[g, 16 * upper + 4 * t :][:4], a[g + 8, 16 * upper + 4 * t :][:4] = (
+                                block[2 * m],
+                                block[2 * m + 1],
+                            )
+                            b[16 * upper + 4 * t :][:4, g] = matrix[j, k, lane, 8 * half + 4 * upper :][:4]
+                    total += a @ b
+                for _, g, t in lanes():
+                    start = found.start[0, j, t, half].numpy() - MAGIC
+                    assert (start[:2] == start[2:]).all()
+                    column = DIM // 2 * half + 8 * j + 2 * t
+                    for e in range(2):
+                        got[8 * g + 2 * m, column + e] = total[g, 2 * t + e] + start[e]
+                        got[8 * g + 2 * m + 1, column + e] = total[g + 8, 2 * t + e] + start[e]
+    scale = found.pair_scale[0].double().repeat(2)
+    exact = (codes.double() - part.offset.double()) @ part.rows.double()
+    # every row of the matrix is rounded to half a step, and the start to half a step
+    bound = (codes.double().sum(1, keepdim=True) * 0.5 + part.offset.sum() * 0.5 + 0.5) * scale
+    error = torch.from_numpy(got).double() * scale - exact
+    assert bool((error.abs() <= bound).all())
+    assert float(error.abs().max()) > 0
+    integers = (part.rows.double() / scale).round()
+    expected = codes.double() @ integers - (part.offset.double() @ integers).round()
+    assert float((torch.from_numpy(got).double() - expected).abs().max()) <= 1
+
+
+def test_value_halves_are_codes_of_the_weights_tokens() -> None:
+    """Step m of a two-bit plane: A[latent, token of the step] = code 4^m as float16 below the normal range."""
+    codes = torch.randint(0, 4, (64, 16), generator=torch.Generator().manual_seed(3))
+    words = pack_block(codes, 2, "v").numpy().view(np.uint32)
+    for lane, g, t in lanes():
+        pair = [int(words[2 * lane]), int(words[2 * lane + 1])]
+        for m in range(4):
+            for register, (word, h) in enumerate(((pair[0], 0), (pair[1], 0), (pair[0] >> 8, 1), (pair[1] >> 8, 1))):
+                held = word & (0x00030003 << (2 * m))
+                latent = g + 8 * (register % 2)
+                for e in range(2):
+                    bits = np.array([(held >> (16 * e)) & 0xFFFF], np.uint16)
+                    token = 8 * (2 * t + e) + 2 * m + h
+                    assert float(bits.view(np.float16)[0]) == int(codes[token, latent]) * 4.0**m * 2.0**-24
+
+
+def test_slow_rows_are_the_first_operand_of_the_absorbing_product() -> None:
+    fast = 2
+    found, part = tables(fast), side(0)
+    slow = found.slow[0].float().numpy()
+    largest = 64 * float(found.pair_scale[0, -1])
+    padded = torch.zeros(DIM, DIM)
+    padded[: part.rows.shape[0]] = part.rows
+    for block in range(DIM // 16):
+        for step in range(DIM // 16 - fast):
+            for lane, g, t in lanes():
+                for register in range(4):
+                    row = g + 8 * (register % 2)
+                    channel = 16 * block + 4 * (row % 8 // 2) + row % 2 + 2 * (row // 8)
+                    for e in range(2):
+                        dim = 8 * (fast + step) + 2 * t + e + DIM // 2 * (register // 2)
+                        value = slow[block, step, lane, 2 * register + e] * largest
+                        assert value == pytest.approx(float(padded[channel, dim]), abs=largest * 2**-11)
+
+
+def test_offsets_as_bytes() -> None:
+    found, part = tables(2), side(0)
+    assert found.halves == 1
+    codes = found.code_offsets[0].contiguous().view(torch.uint8).flatten()
+    assert torch.equal(codes[:48].float(), 2 * part.offset)
+    assert not codes[48:].any()
+
+
+def test_value_matrix_undoes_the_planes() -> None:
+    """The kernel sums u / 2^(width - 2): the decode rows are larger by as much, and the offset goes with them."""
+    found, part = tables(2), side(2)
+    unit = torch.tensor([2.0, 1.0, 1.0]).repeat_interleave(16)
+    assert torch.allclose(found.decode[0, :48].float(), part.rows * unit[:, None], rtol=1e-3, atol=1e-6)
+    u = torch.randint(0, 2, (48,)).float()
+    exact = (u - part.offset) @ part.rows
+    assert torch.allclose((u / unit) @ found.decode[0, :48].float() - found.value_offset[0], exact, atol=2e-2)
+
+
+def test_angles_in_lane_order() -> None:
+    frequencies = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
+    rows, starts = row_angles(frequencies, 2), tile_angles(frequencies, 4, 3)
+    for lane, g, t in lanes():
+        for m in range(4):
+            for h in range(2):
+                for e in range(2):
+                    angle = (8 * g + 2 * m + h) * frequencies[8 + 2 * t + e]
+                    assert float(rows[m, h, 1, lane, e]) == pytest.approx(float(angle.cos()), abs=1e-3)
+                    assert float(rows[m, h, 1, lane, 2 + e]) == pytest.approx(float(angle.sin()), abs=1e-3)
+        assert float(starts[2, 1, t, 3]) == pytest.approx(float((132 * frequencies[8 + 2 * t + 1]).sin()), abs=1e-6)
+
+
+def test_fast_pairs_turn_more_than_a_tenth_of_a_radian_in_a_tile() -> None:
+    def count(theta: float, dim: int) -> int:
+        return fast_pairs(theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim))
+
+    assert [count(5e5, 128), count(1e6, 128), count(1e4, 64), count(1e4, 128)] == [4, 4, 3, 6]
+
+
+def test_tables_need_blocks_of_one_width() -> None:
+    from aatc_cli.core.codec import TransformCodec
+
+    eye, ones = torch.eye(DIM)[None], torch.ones(DIM)
+    bits = torch.tensor([2] * 15 + [1] * 17 + [0] * 32)
+    with pytest.raises(AatcError, match="blocks of 16"):
+        HeadSide.of(TransformCodec(eye, eye, ones, bits, ones), 0)
