@@ -220,7 +220,7 @@ _NEEDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "hqq": _ONE_WIDTH | {"transform": ("identity",)},
     },
     "allocator": {
-        "rank": {"transform": ("whiten", "metric")},
+        "rank": {"transform": ("whiten",)},
         "per-head": {"transform": ("hadamard",), "key_groups": ("per-head",), "value_groups": ("per-head",)},
         "block-dp": {"transform": ("pca", "global")},
     },

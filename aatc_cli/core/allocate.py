@@ -42,12 +42,15 @@ Energies = list[dict[Side, SiteEnergy]]
 class Allocation:
     """Widths per layer and side, and what they are predicted to leave: the sum of the recipe's curves at the widths.
 
-    With Fisher weights that is the divergence (KL) from the uncompressed model in nats per position, to second order.
+    starts: of recipes that code blocks of one precision, 1 where a block begins, else 0; the same shapes as ``bits``.
+    With Fisher weights ``predicted`` is the divergence (KL) from the uncompressed model in nats per position, to second
+    order.
     """
 
     bits: list[dict[Side, Ints]]
     predicted: dict[Side, float]
     water_level: dict[Side, float]
+    starts: list[dict[Side, Ints]] | None = None
 
 
 def exponential_curves(energy: Floats, max_bits: int) -> Floats:

@@ -5,6 +5,7 @@ A row of n equal-sized entries spreads one loud channel over all n evenly, which
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -25,7 +26,7 @@ def hadamard(order: int) -> Tensor:
         raise AatcError(
             f"no Hadamard matrix of order {order} is known here", "use a recipe whose transform is not a Hadamard one"
         )
-    return signs * float(order) ** -0.5
+    return signs / math.sqrt(order)
 
 
 def random_signs(size: int, seed: int = 0) -> Tensor:

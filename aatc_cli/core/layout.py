@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
-from aatc_cli.profiles import HeadGroups
+from aatc_cli.core.overheads import Overheads, method_overheads, nominal_widths
+from aatc_cli.profiles import HeadGroups, Recipe
 
 PLANES = (16, 8, 4, 2, 1)
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
@@ -68,13 +69,35 @@ class SiteWidths:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Bytes of a whole model's cache. ``widths[layer] = (key site, value site)`` of the compressed layers."""
+    """Bytes of a whole model's cache. ``widths[layer] = (key site, value site)`` of the compressed layers.
+
+    overheads: of a published method, in place of the token scales and matrices of the packed codecs.
+    """
 
     geometry: Geometry
     window: Window
     groups: HeadGroups
     widths: tuple[tuple[SiteWidths, SiteWidths], ...]
     scale_bits: int = 16
+    overheads: Overheads | None = None
+
+    @classmethod
+    def of_recipe(
+        cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]],
+        blocks: int = 0,
+    ) -> CacheLayout:  # fmt: skip
+        """From the widths of a plan of ``recipe``; blocks: of one precision, over all sites."""
+        layout = cls.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
+        return replace(layout, overheads=method_overheads(recipe, geometry, groups, bits, blocks))
+
+    @classmethod
+    def nominal_of_recipe(cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
+        """From an average width and a recipe, before any plan exists."""
+        widths = nominal_widths(recipe, geometry, groups, bits)
+        if recipe.packed or recipe.allocator in ("per-head", "block-dp"):
+            layout = cls.nominal(geometry, recipe.window, groups, bits, recipe.scale_bits)
+            return replace(layout, overheads=method_overheads(recipe, geometry, groups, widths))
+        return cls.of_recipe(recipe, geometry, groups, widths)
 
     @classmethod
     def of_bits(
@@ -108,13 +131,20 @@ class CacheLayout:
             "codes_keys": round(key_codes),
             "codes_values": round(value_codes),
             "padding": round(stored) - round(key_codes) - round(value_codes),
-            "token_scales": packed * (self.groups.k + self.groups.v) * self.geometry.layers * self.scale_bits // 8,
+            **self._beside_codes(packed),
             "sinks": sinks * sites * row,
             "window": slots * sites * row,
         }
         if self.geometry.sliding_layers:
             parts["sliding_layers"] = sliding_bytes(self.geometry, tokens)
         return {cause: batch * count for cause, count in parts.items()}
+
+    def _beside_codes(self, packed: int) -> dict[str, int]:
+        """Bytes that go with the codes of ``packed`` tokens, by cause."""
+        if self.overheads is None:
+            groups = self.groups.k + self.groups.v
+            return {"token_scales": packed * groups * self.geometry.layers * self.scale_bits // 8}
+        return {cause: packed // self.window.flush * count for cause, count in self.overheads.live.items()}
 
     def bytes(self, tokens: int, batch: int = 1) -> int:
         """Live cache bytes at ``tokens`` tokens per sequence."""
@@ -125,6 +155,8 @@ class CacheLayout:
 
         The encode matrix A costs nothing extra (it is folded into the projection, Eq. transformed-cache).
         """
+        if self.overheads is not None:
+            return dict(self.overheads.static)
         keys, values = sum(k.active for k, _ in self.widths), sum(v.active for _, v in self.widths)
         channels = self.geometry.channels
         return {

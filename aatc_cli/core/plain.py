@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,11 +44,12 @@ class NormedLloyd:
         wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (-1, self.group))
         norm = wide.norm(dim=-1, keepdim=True).clamp_max(torch.finfo(torch.float16).max)
         held = norm.to(torch.float16).to(wide.dtype)
-        root = float(self.group) ** 0.5
+        root = math.sqrt(self.group)
         unit = wide * root / torch.where(held > 0, held, torch.ones_like(held))
         points = levels(self.bits).to(wide)
         nearest = points[torch.searchsorted((points[1:] + points[:-1]) / 2, unit.contiguous())]
-        return (nearest * held / root).flatten(-2).to(x.dtype)
+        found: Tensor = (nearest * held / root).flatten(-2)
+        return found.to(x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> NormedLloyd:
         """Nothing to move."""

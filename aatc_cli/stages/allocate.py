@@ -13,11 +13,12 @@ from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies, require_blocks
-from aatc_cli.core.allocate import allocate as allocate_bits
+from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, Recipe, dump
 from aatc_cli.stages.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
+from aatc_cli.stages.method_tables import load_tables
 from aatc_cli.stages.versions import versions
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -110,22 +111,26 @@ def derive(
     recipe = _for_compressed_layers(recipe, geometry)
     require_blocks(recipe, geometry.channels, groups)
 
+    tables = load_tables(transform, recipe)
+
     def layout_of(allocation: Allocation) -> CacheLayout:
         bits: list[dict[Side, list[int]]] = [
             {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
         ]
-        return CacheLayout.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
+        blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
+        return CacheLayout.of_recipe(recipe, geometry, groups, bits, blocks)
 
     if budget.unit == "bits":
-        fixed = allocate_bits(energies, recipe, budget.value, groups)
+        _require_width(recipe, budget.value)
+        fixed = allocate_any(energies, recipe, budget.value, groups, tables)
         return fixed, layout_of(fixed), budget.value
     assert budget.context is not None
-    allowed = allowed_bytes(budget, CacheLayout.nominal(geometry, recipe.window, groups, 0.0, recipe.scale_bits))
+    allowed = allowed_bytes(budget, CacheLayout.nominal_of_recipe(recipe, geometry, groups, 0.0))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:
         middle = (low + high) // 2
-        allocation = _allocation_or_none(energies, recipe, middle / _GRID, groups)
+        allocation = _allocation_or_none(energies, recipe, middle / _GRID, groups, tables)
         layout = layout_of(allocation) if allocation is not None else None
         if allocation is None or layout is None or layout.bytes(budget.context) <= allowed:
             best = (allocation, layout, middle / _GRID) if allocation is not None and layout is not None else best
@@ -165,11 +170,23 @@ def _for_compressed_layers(recipe: Recipe, geometry: Geometry) -> Recipe:
     return recipe.model_copy(update={"protect": recipe.protect.model_copy(update={"layers": layers})})
 
 
-def _allocation_or_none(energies: Energies, recipe: Recipe, bits: float, groups: HeadGroups) -> Allocation | None:
+def _allocation_or_none(
+    energies: Energies, recipe: Recipe, bits: float, groups: HeadGroups, tables: MethodTables
+) -> Allocation | None:
     try:
-        return allocate_bits(energies, recipe, bits, groups)
+        return allocate_any(energies, recipe, bits, groups, tables)
     except AatcError:
-        return None  # too few bits for the protected layers: the search goes on above
+        return None  # too few bits for the protected layers, or for any width: the search goes on above
+
+
+def _require_width(recipe: Recipe, bits: float) -> None:
+    """Raise `UsageError` for a budget that a recipe of one width would leave partly unused."""
+    if recipe.allocator == "one-width" and width_of(recipe, bits) != bits:
+        widths = ", ".join(str(width) for width in recipe.allowed_widths if width)
+        raise UsageError(
+            f"recipe {recipe.name} gives every channel one width, which {bits:g} bits is not",
+            f"use --budget with one of {widths}",
+        )
 
 
 def _settings(recipe: Recipe, budget: Budget) -> dict[str, Any]:
@@ -184,6 +201,9 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
         for index, layer in enumerate(allocation.bits):
             for side in SIDES:
                 writer.add(f"layers.{index}.{side}.bits", torch.from_numpy(layer[side]).to(torch.uint8))
+                if allocation.starts is not None:
+                    begins = torch.from_numpy(allocation.starts[index][side]).to(torch.uint8)
+                    writer.add(f"layers.{index}.{side}.starts", begins)
         return writer.commit(
             settings=_settings(recipe, budget), model=transform.manifest.model,
             inputs={"transform": transform.manifest.digest},

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report", "stability")
@@ -134,7 +135,7 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
         "q_outer": (heads, dim, dim), "o_gram": (heads, dim, dim), "k_rows": (-1, channels), "v_rows": (-1, channels),
         "k_fisher": (channels, channels), "v_fisher": (channels, channels),
     }  # fmt: skip
-    parts = {name: _checked(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
+    parts = {name: checked_tensor(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
     count = artifact.manifest.results.get("tokens")
     if type(count) is not int or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
@@ -151,7 +152,7 @@ def _readers(artifact: Artifact) -> int:
         raise damaged(artifact.path, "stats", "its settings are not those of Stats") from error
 
 
-def _checked(artifact: Artifact, name: str, shape: tuple[int, ...]) -> Tensor:
+def checked_tensor(artifact: Artifact, name: str, shape: tuple[int, ...]) -> Tensor:
     """A tensor of finite floats with ``shape`` (-1: any length); raises `ArtifactError` when it is something else."""
     tensor = artifact.tensor(name)
     fits = tensor.dim() == len(shape) and all(want in (-1, got) for want, got in zip(shape, tensor.shape, strict=True))
@@ -184,7 +185,7 @@ def load_energies(transform: Artifact) -> Energies:
             parts = {}
             for part in ("variance", "weight", "fisher"):
                 name = f"layers.{layer}.{side}.{part}"
-                parts[part] = _checked(transform, name, (geometry.channels,)).numpy().astype(np.float64)
+                parts[part] = checked_tensor(transform, name, (geometry.channels,)).numpy().astype(np.float64)
                 if parts[part].min() < 0:
                     raise damaged(transform.path, "transform", f"tensor {name!r} has negative values")
             sites[side] = SiteEnergy(**parts)
@@ -194,13 +195,17 @@ def load_energies(transform: Artifact) -> Energies:
 
 @dataclass(frozen=True)
 class Plan:
-    """A Plan as the run time reads it: its recipe, budget, widths and the Transform it belongs to."""
+    """A Plan as the run time reads it: its recipe, budget, widths and the Transform it belongs to.
+
+    starts: of recipes that code blocks of one precision, 1 where a block begins, else 0.
+    """
 
     artifact: Artifact
     recipe: Recipe
     budget: Budget
     bits: list[Mapping[Side, list[int]]]
     groups: HeadGroups
+    starts: list[Mapping[Side, list[int]]] | None = None
 
     @property
     def name(self) -> str:
@@ -215,7 +220,8 @@ class Plan:
     @property
     def layout(self) -> CacheLayout:
         """The byte law at this plan's widths."""
-        return CacheLayout.of_bits(self.geometry, self.recipe.window, self.groups, self.bits, self.recipe.scale_bits)
+        blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
+        return CacheLayout.of_recipe(self.recipe, self.geometry, self.groups, self.bits, blocks)
 
     @property
     def mean_bits(self) -> float:
@@ -242,7 +248,22 @@ def open_plan(path: Path) -> Plan:
             if not fits or not set(tensor.tolist()) <= set(recipe.allowed_widths):
                 raise damaged(path, "plan", f"the widths of layer {layer} {side} are out of range")
         bits.append({side: tensor.tolist() for side, tensor in widths.items()})
-    return Plan(artifact, recipe, budget, bits, groups)
+    starts = _starts(artifact, bits) if recipe.quantizer == "block-max" else None
+    return Plan(artifact, recipe, budget, bits, groups, starts)
+
+
+def _starts(artifact: Artifact, bits: list[Mapping[Side, list[int]]]) -> list[Mapping[Side, list[int]]]:
+    """Where blocks begin, in a plan of a recipe that has them."""
+    found: list[Mapping[Side, list[int]]] = []
+    for layer, widths in enumerate(bits):
+        begins: dict[Side, list[int]] = {}
+        for side in SIDES:
+            values = artifact.tensor(f"layers.{layer}.{side}.starts")
+            if values.dtype != torch.uint8 or values.shape != (len(widths[side]),) or int(values.max()) > 1:
+                raise damaged(artifact.path, "plan", f"the blocks of layer {layer} {side} are out of range")
+            begins[side] = values.tolist()
+        found.append(begins)
+    return found
 
 
 def head_groups_of(artifact: Artifact, recorded: object) -> HeadGroups:
@@ -272,7 +293,16 @@ def transform_of(plan: Plan, path: Path | None = None) -> Artifact:
 
 
 def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, TransformCodec]]:
-    """One float32 codec per layer and side on ``device``; raises `ArtifactError` on values no codec can have."""
+    """One float32 codec per layer and side on ``device``.
+
+    Raises `ArtifactError` on values no codec can have, `AatcError` for a method that has no packed form.
+    """
+    quantizer: Any = plan.recipe.quantizer
+    if quantizer not in PACKED_QUANTIZERS:
+        raise AatcError(
+            f"recipe {plan.recipe.name} has no packed cache: its quantizer {quantizer} is simulated only",
+            "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
+        )
     codecs: list[dict[Side, TransformCodec]] = []
     channels = plan.geometry.channels
     for layer, widths in enumerate(plan.bits):
@@ -281,7 +311,9 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             groups = plan.groups.of(side)
             matrix: tuple[int, ...] = (groups, channels // groups, channels // groups)
             parts = {
-                part: _checked(transform, f"layers.{layer}.{side}.{part}", matrix if "code" in part else (channels,))
+                part: checked_tensor(
+                    transform, f"layers.{layer}.{side}.{part}", matrix if "code" in part else (channels,)
+                )
                 for part in _SITE_TENSORS
             }
             if bool((parts["scale"] <= 0).any()):
@@ -289,7 +321,7 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             chosen = plan.recipe.key_weight if side == "k" else plan.recipe.value_weight
             codec = TransformCodec(
                 parts["encode"], parts["decode"], parts["scale"], torch.tensor(widths[side]), parts["variance"],
-                quantizer="uniform-token-max" if plan.recipe.quantizer == "float16" else plan.recipe.quantizer,
+                quantizer=quantizer,
                 weight={"none": None, "fisher": parts["fisher"]}.get(chosen, parts["weight"]),
                 scale_bits=plan.recipe.scale_bits,
             )  # fmt: skip

@@ -11,6 +11,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.profiles import Recipe
 from aatc_cli.stages.files import Plan, load_codecs, transform_of
+from aatc_cli.stages.method_codecs import method_codecs
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ class Subject:
 
 
 def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
-    """One codec per layer and side: the plan's, or a float16 cast for the reference."""
+    """One codec per layer and side: the plan's, packed or not, or a float16 cast for the reference."""
     if subject.plan is None:
         return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
-    return list(load_codecs(subject.plan, transform_of(subject.plan), device))
+    transform = transform_of(subject.plan)
+    if subject.recipe.packed:
+        return list(load_codecs(subject.plan, transform, device))
+    return list(method_codecs(subject.plan, transform, device))
 
 
 def device_name(device: str) -> str:

@@ -14,15 +14,17 @@ from aatc_cli.config import Settings
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.hadamard import hadamard, random_signs
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.transform import GroupTransform, group_moments, identity, loss_metric, whitening
+from aatc_cli.core.transform import GroupTransform, canonical_signs, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
+from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
 from aatc_cli.stages.versions import versions
 
-TransformKind = Literal["whiten", "metric", "identity"]
+TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
 
 
 class WhitenSettings(Settings):
@@ -53,9 +55,9 @@ def whiten(
             f"--head-groups {groups} does not divide the model's {geometry.kv_heads} kv heads",
             f"use one of {[g for g in range(1, geometry.kv_heads + 1) if geometry.kv_heads % g == 0]}",
         )
-    if transform == "metric" and not basis.manifest.results.get("fisher_windows"):
+    if transform in ("metric", "codebook") and not basis.manifest.results.get("fisher_windows"):
         raise ArtifactError(
-            f"{basis.path} holds no loss gradients, which the metric transform is made from",
+            f"{basis.path} holds no loss gradients, which the {transform} transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
     chosen = HeadGroups.chosen(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
@@ -83,8 +85,16 @@ def _write(
             rate_layer = load_layer_stats(rates, layer)
             basis_layer = rate_layer if same else load_layer_stats(basis, layer)
             for side in SIDES:
-                write_site(writer, layer, side, *site_transform(side, basis_layer, rate_layer, settings))
+                codec, *weights = site_transform(side, basis_layer, rate_layer, settings)
+                write_site(writer, layer, side, codec, *weights)
+                for name, tensor in site_tables(settings.transform, side, rate_layer, codec.encode).items():
+                    writer.add(f"layers.{layer}.{side}.{name}", tensor)
             ticker.advance()
+        if settings.transform == "global":
+            layers = [load_layer_stats(basis, layer) for layer in range(model.geometry.layers)]
+            for side in SIDES:
+                for name, tensor in joint_tables(layers, side).items():
+                    writer.add(f"joint.{side}.{name}", tensor)
         return writer.commit(
             settings=dump(settings), model=model, inputs=inputs, texts=rates.manifest.texts,
             results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")},
@@ -102,11 +112,18 @@ def site_transform(
     outer, rate_outer = (basis.k_outer, rates.k_outer) if side == "k" else (basis.v_outer, rates.v_outer)
     rows = rates.k_rows if side == "k" else rates.v_rows
     groups = settings.head_groups.of(side)
-    moments, metrics = group_moments(outer / basis.count, groups), group_moments(basis.loss_metric(side), groups)
-    parts = [_group(moment, metric, settings) for moment, metric in zip(moments, metrics, strict=True)]
+    moment, rate_moment = outer / basis.count, rate_outer / rates.count
+    if settings.transform == "pca":
+        moment = moment - torch.outer(site_mean(side, basis), site_mean(side, basis))
+        rate_moment = rate_moment - torch.outer(site_mean(side, rates), site_mean(side, rates))
+    if settings.transform == "query" and side == "k":
+        # the metric of a key's error is the query's own second moment; one head to a group
+        moment = torch.block_diag(*(basis.q_outer / basis.count))  # type: ignore[no-untyped-call]
+    moments, metrics = group_moments(moment, groups), group_moments(basis.loss_metric(side), groups)
+    parts = [_group(part, metric, settings) for part, metric in zip(moments, metrics, strict=True)]
     encode = torch.stack([part.encode for part in parts])
     decode = torch.stack([part.decode for part in parts])
-    variance = latent_variance(encode, rate_outer / rates.count)
+    variance = latent_variance(encode, rate_moment)
     form = rates.q_outer / rates.count if side == "k" else rates.o_gram
     weight = quadratic_weights(decode, form)
     scale = channel_scales(encode, rows, variance, settings.percentile)
@@ -118,4 +135,21 @@ def site_transform(
 def _group(moment: Tensor, metric: Tensor, settings: WhitenSettings) -> GroupTransform:
     if settings.transform == "metric":
         return loss_metric(moment, metric)
-    return whitening(moment) if settings.transform == "whiten" else identity(moment.shape[0])
+    if settings.transform == "whiten":
+        return whitening(moment)
+    size = int(moment.shape[0])
+    if settings.transform == "hadamard":
+        return _rotation(random_signs(size)[:, None] * hadamard(size))
+    if settings.transform == "query":
+        return _rotation(_eigenvectors(moment) @ hadamard(size))
+    return _rotation(_eigenvectors(moment)) if settings.transform == "pca" else identity(size)
+
+
+def _eigenvectors(moment: Tensor) -> Tensor:
+    """Eigenvectors of a second moment [E, E] in falling order of their eigenvalues, as columns with fixed signs."""
+    return canonical_signs(torch.linalg.eigh((moment + moment.T) / 2)[1].flip(1))
+
+
+def _rotation(matrix: Tensor) -> GroupTransform:
+    """The transform that is an orthonormal matrix."""
+    return GroupTransform(encode=matrix, decode=matrix.T.contiguous(), singular=torch.ones_like(matrix[0]))
