@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.evals.chunked import chunked_logits
 from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import scored_logits
@@ -64,7 +66,8 @@ def score_windows(
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()
-            logits = method_logits(model, sites, method, tokens, first)
+            together = any(isinstance(codec, LayersCodec) for codec in method.codecs[0].values())
+            logits = (chunked_logits if together else method_logits)(model, sites, method, tokens, first)
             check_finite(logits, method.name, index)
             _compare(scores, reference, logits, tokens[0, first + 1 :])
             scores.seconds += time.perf_counter() - began

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from aatc_cli.config import Window
 from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
+from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite, rebias
@@ -25,42 +27,64 @@ from aatc_cli.models.attention import LayerInputs, attention_override, scored_lo
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec]]
+Coordinates = Literal["pre-rope", "post-rope"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A compressed cache to evaluate: one codec per layer and side, and the window it keeps exact."""
+    """A compressed cache to evaluate: one codec per layer and side, and the window it keeps exact.
+
+    coordinates: what the codecs are given, keys before RoPE and vectors without projection bias ("pre-rope"), or both
+    as the model's own cache holds them. A codec over all layers is the same object in every layer.
+    """
 
     name: str
     codecs: Codecs
     window: Window
+    coordinates: Coordinates = "pre-rope"
 
 
 def method_logits(
     model: torch.nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int
 ) -> Tensor:
-    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V]."""
+    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V].
+
+    Codecs over all layers take several passes: `evals.chunked`.
+    """
 
     def attend(inputs: LayerInputs) -> Tensor:
-        k_hat, v_hat = reconstruct(inputs, method.codecs[inputs.site.layer])
+        codecs = method.codecs[inputs.site.layer]
+        k_hat, v_hat = reconstruct(inputs, codecs, method.window.sinks, method.coordinates)
         return mixed_attention(inputs, k_hat, v_hat, method.window)
 
     with attention_override(model, sites, attend):
         return scored_logits(model, tokens, first)
 
 
-def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tensor, Tensor]:
+def reconstruct(
+    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec], sinks: int = 0,
+    coordinates: Coordinates = "pre-rope",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
-    Raises `AatcError` when re-rotating the captured keys does not give the model's own keys, which means that the
-    model's position embedding is not the one its architecture is known for.
+    The codecs see the tokens behind the ``sinks``, so that the first they see is the first that is packed, and blocks
+    of tokens begin where a cache's do. Raises `AatcError` when re-rotating the captured keys does not give the model's
+    own keys, which means that the model's position embedding is not the one its architecture is known for.
     """
     heads, dim = inputs.key.shape[1], inputs.key.shape[3]
 
     def by_head(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
+    def coded(x: Tensor, side: Side) -> Tensor:
+        codec = codecs[side]
+        assert not isinstance(codec, LayersCodec)
+        return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
+
+    if coordinates == "post-rope":
+        rows = [x.transpose(1, 2).flatten(2) for x in (inputs.key, inputs.value)]
+        return by_head(coded(rows[0], "k")), by_head(coded(rows[1], "v"))
     site = inputs.site
     exact = inputs.rotate(by_head(rebias(inputs.k_raw, site.k_bias)))
     if not torch.allclose(exact, inputs.key, rtol=2e-2, atol=2e-2 * float(inputs.key.abs().amax())):
@@ -68,8 +92,8 @@ def reconstruct(inputs: LayerInputs, codecs: Mapping[Side, Codec]) -> tuple[Tens
             f"the rotary embedding of {site.name} is not the one known of its architecture ({site.rope})",
             "load the model with the code of transformers itself",
         )
-    k_hat = by_head(rebias(codecs["k"].reconstruct(inputs.k_raw), site.k_bias))
-    v_hat = by_head(rebias(codecs["v"].reconstruct(inputs.v_raw), site.v_bias))
+    k_hat = by_head(rebias(coded(inputs.k_raw, "k"), site.k_bias))
+    v_hat = by_head(rebias(coded(inputs.v_raw, "v"), site.v_bias))
     return inputs.rotate(k_hat), v_hat
 
 
@@ -78,21 +102,24 @@ def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: W
     tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
     parts = []
     for tile, queries in zip(tiles, torch.split(inputs.query, _TILE, dim=2), strict=True):
-        keys = torch.cat((inputs.key[:, :, : tile.sinks], k_hat[:, :, tile.far], inputs.key[:, :, tile.near]), dim=2)
-        values = torch.cat(
-            (inputs.value[:, :, : tile.sinks], v_hat[:, :, tile.far], inputs.value[:, :, tile.near]), dim=2
-        )
-        parts.append(
-            masked_attention(
-                queries, keys, values, tile.allowed, inputs.scaling, sinks=inputs.site.sinks,
-                softcap=inputs.site.softcap,
-            )
-        )  # fmt: skip
+        parts.append(tile_attention(tile, inputs, queries, (inputs.key, inputs.value), (k_hat, v_hat)))
     return torch.cat(parts, dim=2)
 
 
+def tile_attention(
+    tile: Tile, inputs: LayerInputs, queries: Tensor, exact: tuple[Tensor, Tensor], hats: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Attention of the tile's queries over exact keys and values [B, H, T, D] and reconstructed ones, as it says."""
+    keys, values = (
+        torch.cat((full[:, :, : tile.sinks], hat[:, :, tile.far], full[:, :, tile.near]), dim=2)
+        for full, hat in zip(exact, hats, strict=True)
+    )
+    site = inputs.site
+    return masked_attention(queries, keys, values, tile.allowed, inputs.scaling, sinks=site.sinks, softcap=site.softcap)
+
+
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """What a tile of queries reads: exact sinks, reconstructed ``far`` tokens, exact ``near`` ones; who sees what."""
 
     sinks: int
@@ -103,27 +130,29 @@ class _Tile:
 
 # the same for every layer of a pass, and for every pass over windows of one length
 @lru_cache(maxsize=4)
-def _tiles(window: Window, length: int, sliding: int | None, device: torch.device) -> tuple[_Tile, ...]:
-    places = torch.arange(length)
-    packed_until = torch.tensor([window.sinks + packed_tokens(t + 1, window) for t in range(length)])
-    tiles = []
-    for start in range(0, length, _TILE):
-        end = min(start + _TILE, length)
-        sinks = min(window.sinks, end)
-        near_from = window.sinks + packed_tokens(start + 1, window)
-        far_until = window.sinks + packed_tokens(end, window)
-        far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
-        queries, until = places[start:end, None], packed_until[start:end, None]
-        # a token between near_from and far_until is packed for the tile's last query and exact for its first: it stands
-        # in both parts, and the mask shows every query one of the two
-        seen = (
-            places[:sinks] <= queries, places[far] < until, (places[near] >= until) & (places[near] <= queries),
-        )  # fmt: skip
-        allowed = torch.cat(seen, dim=1)
-        if sliding is not None:
-            allowed &= queries - torch.cat((places[:sinks], places[far], places[near])) < sliding
-        tiles.append(_Tile(sinks, far, near, allowed.to(device)))
-    return tuple(tiles)
+def _tiles(window: Window, length: int, sliding: int | None, device: torch.device) -> tuple[Tile, ...]:
+    starts = range(0, length, _TILE)
+    return tuple(make_tile(window, start, min(start + _TILE, length), sliding, device) for start in starts)
+
+
+def make_tile(window: Window, start: int, end: int, sliding: int | None, device: torch.device) -> Tile:
+    """The tile of the queries ``start`` .. ``end`` - 1."""
+    places = torch.arange(end)
+    sinks = min(window.sinks, end)
+    near_from = window.sinks + packed_tokens(start + 1, window)
+    far_until = window.sinks + packed_tokens(end, window)
+    far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
+    queries = places[start:end, None]
+    until = torch.tensor([[window.sinks + packed_tokens(t + 1, window)] for t in range(start, end)])
+    # a token between near_from and far_until is packed for the tile's last query and exact for its first: it stands
+    # in both parts, and the mask shows every query one of the two
+    seen = (
+        places[:sinks] <= queries, places[far] < until, (places[near] >= until) & (places[near] <= queries),
+    )  # fmt: skip
+    allowed = torch.cat(seen, dim=1)
+    if sliding is not None:
+        allowed &= queries - torch.cat((places[:sinks], places[far], places[near])) < sliding
+    return Tile(sinks, far, near, allowed.to(device))
 
 
 def check_finite(logits: Tensor, name: str, window: int) -> None:

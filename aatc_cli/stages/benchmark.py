@@ -73,6 +73,7 @@ def _draft(benchmark: str, identity: ModelIdentity, subject: Subject, options: E
         benchmark=benchmark, recipe=subject.recipe.name, budget=plan.budget.label if plan else None,
         model=identity.name, model_fingerprint=identity.weights_fingerprint,
         plan=plan.artifact.manifest.digest if plan else None, bits=plan.mean_bits if plan else 16.0, seconds=0.0,
+        simulated=plan is not None and not subject.recipe.packed,
         device=device_name(options.device), versions=versions(),
         dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
     )  # fmt: skip

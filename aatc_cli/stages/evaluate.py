@@ -109,6 +109,9 @@ def _check(settings: EvalSettings, subjects: Sequence[Subject]) -> None:
         for subject in subjects:
             if subject.plan is None:
                 raise UsageError(f"{subject.name} has no quantizer to predict", "evaluate distortion of a plan")
+            if not subject.recipe.packed:
+                problem = f"the noise of {subject.recipe.quantizer}, the quantizer of {subject.name}, is not predicted"
+                raise UsageError(problem, "use --task kl or perplexity")
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,9 @@ class _Frame:
 
 def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
     sites, device = attention_sites(model), frame.options.device
-    methods = [Method(s.name, subject_codecs(s, len(sites), device), s.recipe.window) for s in subjects]
+    methods = [
+        Method(s.name, subject_codecs(s, len(sites), device), s.recipe.window, s.recipe.coordinates) for s in subjects
+    ]
     total = frame.windows.tokens.shape[0] * (1 + len(methods))
     with progress(f"eval {frame.settings.task}", total) as ticker:
         scores = score_windows(

@@ -13,7 +13,7 @@ from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
 from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.errors import ArtifactError
+from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.schema import read_evaluation
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
@@ -105,7 +105,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
     """The byte law for a profile at a budget, with no model and no plan at hand."""
     bits = _nominal_bits(profile, recipe, budget)
     groups = _groups(profile, recipe)
-    layout = CacheLayout.nominal(profile.geometry, recipe.window, groups, bits, recipe.scale_bits).summary(context)
+    layout = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, bits).summary(context)
     data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout
     geometry = profile.geometry
     facts = Table(
@@ -165,9 +165,14 @@ def _nominal_bits(profile: ModelProfile, recipe: Recipe, budget: Budget) -> floa
         return budget.value
     assert budget.context is not None
     groups = _groups(profile, recipe)
-    empty = CacheLayout.nominal(profile.geometry, recipe.window, groups, 0.0, recipe.scale_bits)
+    if not recipe.packed:
+        raise UsageError(
+            f"what {recipe.name} comes to at a ratio or a size depends on the plan",
+            "give --budget in bits, or plan and inspect the plan",
+        )
+    empty = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, 0.0)
     spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
-    one = CacheLayout.nominal(profile.geometry, recipe.window, groups, 1.0, recipe.scale_bits)
+    one = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, 1.0)
     return spare / (one.bytes(budget.context) - empty.bytes(budget.context))
 
 

@@ -20,11 +20,12 @@ from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, Tokenizer, identify, load_config, load_model, load_tokenizer
-from aatc_cli.runtime.contenders import AnyContender, Packed, Plain, shared_prefill
+from aatc_cli.runtime.contenders import AnyContender, Other, Packed, Plain, shared_prefill
 from aatc_cli.runtime.session import cache_spec
+from aatc_cli.runtime.simulated import simulated
 from aatc_cli.stages.benchmark import Ledger
 from aatc_cli.stages.files import Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject
+from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.text.ruler.collections import open_collections
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample, make_samples
 from aatc_cli.text.ruler.score import score
@@ -182,8 +183,12 @@ class _Bench:
 
 
 def contender_of(subject: Subject, model: Any, device: str) -> AnyContender:
-    """The cache of a subject: the model's own without a plan, the packed one with it."""
+    """The cache of a subject: the model's own without a plan, with it the packed one, or a simulated one."""
     if subject.plan is None:
         return Plain(subject.name, model)
+    if not subject.recipe.packed:
+        codecs = subject_codecs(subject, subject.plan.geometry.layers, device)
+        recipe = subject.recipe
+        return Other(subject.name, lambda: simulated(model, codecs, recipe.window, recipe.coordinates))
     codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
     return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,19 +161,13 @@ def test_override_leaves_no_trace_even_after_an_error(model):
     assert not any(site.k.module._forward_hooks or site.v.module._forward_hooks or site.module._forward_pre_hooks for site in sites)
 
 
-def test_a_foreign_rotation_is_refused(tiny_llama, monkeypatch):
+def test_a_foreign_rotation_is_refused(tiny_llama):
     model = load_model(find_model(str(tiny_llama))).double()
     method = Method("test", random_codecs(4, 32, 1, bits=4), Window(sinks=2, recent=8, flush=4))
-    import aatc_cli.evals.teacher_forced as module
-
     # an interleaved rotation, as some families use
-    def interleaved(x, cos, sin):
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
-
-    monkeypatch.setattr(module, "apply_rope", interleaved)
-    with pytest.raises(AatcError, match="not the half-split one"):
-        method_logits(model, attention_sites(model), method, tokens_of(32), 0)
+    sites = [replace(site, rope="interleaved") for site in attention_sites(model)]
+    with pytest.raises(AatcError, match=r"not the one known of its architecture \(interleaved\)"):
+        method_logits(model, sites, method, tokens_of(32), 0)
 
 
 def test_the_place_of_a_bad_logit_is_named():
