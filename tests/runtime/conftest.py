@@ -37,7 +37,10 @@ class Real:
 
 @pytest.fixture(scope="session")
 def real(real_model_path) -> Real:
-    """float64: in float32 a code within rounding of a tie may fall either way, which is a step and not rounding."""
+    """float64 throughout: where anything is rounded to float32, a code near a tie may fall either way, which is a step.
+
+    The model's own norms compute in float32 whatever its dtype, so they are replaced by the same norms in float64.
+    """
     import pydoc_data.topics
 
     source = find_model(str(real_model_path))
@@ -45,9 +48,20 @@ def real(real_model_path) -> Real:
     text = pydoc_data.topics.topics["compound"] + pydoc_data.topics.topics["specialnames"]
     ids = torch.tensor([tokenizer.encode(text)])
     model = load_model(source, dtype="float32").double()
+    widen_norms(model)
     low = calibrate(model, ids[:, :CALIBRATION], 2.5)
     full = [{side: codec.with_bits(torch.full_like(codec.bits, 16)) for side, codec in pair.items()} for pair in low]
     return Real(model, tokenizer.raw, ids[:, CALIBRATION:], low, full)
+
+
+def widen_norms(model) -> None:
+    """Put torch's RMSNorm, which stays in the dtype it is given, in place of every norm of the model."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            parent, _, child = name.rpartition(".")
+            norm = torch.nn.RMSNorm(module.weight.shape, eps=module.variance_epsilon, dtype=module.weight.dtype)
+            norm.weight = module.weight
+            setattr(model.get_submodule(parent), child, norm)
 
 
 @torch.no_grad()
