@@ -67,8 +67,10 @@ def coded_block(h: Tensor, bits: int) -> Tensor:
 def block_errors(latents: Tensor) -> Tensor:
     """Summed squared error per token of every possible block. latents [R, n] -> [n / 16, sizes, widths] float64.
 
-    Starts are multiples of 16; infinite where a block would not fit. n is a multiple of 16.
+    Starts are multiples of 16; infinite where a block would not fit. n is a multiple of 16. Codes are made in float32,
+    as a cache makes them.
     """
+    latents = latents.to(torch.float32)
     count = latents.shape[1] // GRID
     errors = torch.full((count, len(SIZES), len(WIDTHS)), torch.inf, dtype=torch.float64)
     for place, size in enumerate(SIZES):
@@ -76,7 +78,7 @@ def block_errors(latents: Tensor) -> Tensor:
         for start in range(max(fitting, 0)):
             block = latents[:, start * GRID : start * GRID + size]
             for index, bits in enumerate(WIDTHS):
-                error = (coded_block(block, bits) - block).to(torch.float64).square().sum(-1).mean()
+                error = (coded_block(block, bits) - block).square().sum(-1).mean(dtype=torch.float64)
                 errors[start, place, index] = error
     return errors
 

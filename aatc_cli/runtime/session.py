@@ -81,7 +81,8 @@ def cache_spec(
 
 def _placed(codec: Codec, site: AttentionSite, channels: int, like: Tensor) -> TransformCodec:
     if not isinstance(codec, TransformCodec):
-        raise AatcError(f"a {type(codec).__name__} has no codes to pack", "use a plan, not the fp16 reference")
+        problem = f"a {type(codec).__name__} has no codes to pack"
+        raise AatcError(problem, "use a plan whose recipe is packed, or a simulated cache")
     if codec.bits.numel() != channels:
         raise AatcError(
             f"layer {site.layer} has {channels} channels, its codec {codec.bits.numel()}", "use a plan of this model"
