@@ -99,8 +99,8 @@ def collect(
 def whiten(
     run: RunOption = Path("run"),
     transform: Annotated[
-        Literal["whiten", "metric", "identity"],
-        typer.Option("--transform", help="Kind of transform; metric needs Stats collected with --fisher."),
+        Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"],
+        typer.Option("--transform", help="Kind of transform; metric and codebook need Stats collected with --fisher."),
     ] = "whiten",
     transform_stats: Annotated[
         Path | None,
@@ -116,11 +116,11 @@ def whiten(
         ),
     ] = None,
     key_groups: Annotated[
-        Literal["profile", "per-head", "all"],
+        Literal["profile", "per-head", "four-heads", "all"],
         typer.Option("--key-groups", help="Heads whose keys are transformed jointly; profile is --head-groups."),
     ] = "profile",
     value_groups: Annotated[
-        Literal["profile", "per-head", "all"], typer.Option("--value-groups", help="The same for values.")
+        Literal["profile", "per-head", "four-heads", "all"], typer.Option("--value-groups", help="The same for values.")
     ] = "profile",
     percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
     force: ForceOption = False,
