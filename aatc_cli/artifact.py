@@ -15,11 +15,11 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 from aatc_cli.profiles import explain
+from aatc_cli.tensor_file import TensorFile, tensor_bytes
 
 # by kind: head groups of keys and values are recorded apart since version 2
 SCHEMA_VERSIONS = {"stats": 1, "transform": 2, "plan": 2}
@@ -93,28 +93,43 @@ def digest_of(data: object) -> str:
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of the tensor's bytes in row-major little-endian order."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 class ArtifactWriter:
     """Context manager that owns one artifact directory: temporary folder, manifest last, atomic rename.
 
-    Nothing appears under ``path`` unless `commit` was called and the block ended without an exception.
+    Tensors go to disk as they are added, so that an artifact never has to fit in memory. Nothing appears under
+    ``path`` unless `commit` was called and the block ended without an exception.
     """
 
     def __init__(self, path: Path, kind: Kind) -> None:
         self.path = path
         self.kind = kind
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
+        self._made: list[Path] = []
+        self._file = TensorFile(self._temporary / TENSORS)
+        self._entries: dict[str, TensorEntry] = {}
         self._manifest: Manifest | None = None
 
     def __enter__(self) -> Self:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._made = [folder for folder in self._temporary.parents if not folder.exists()]
+        self._temporary.mkdir(parents=True)
         return self
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Hold ``tensor`` on the CPU under ``name``; it must not be written to before the block ends."""
-        self._tensors[name] = tensor.detach().cpu().contiguous()
+        """Write ``tensor`` under ``name``, each name once and before `commit`; raises `AatcError` on a full disk."""
+        assert self._manifest is None
+        assert name not in self._entries, name
+        tensor = tensor.detach().cpu().contiguous()
+        try:
+            self._file.add(name, tensor)
+        except OSError as failure:
+            raise self._unwritable(failure) from failure
+        self._entries[name] = TensorEntry(
+            dtype=_dtype_name(tensor.dtype), shape=tuple(tensor.shape), sha256=tensor_digest(tensor)
+        )
 
     def commit(
         self,
@@ -126,15 +141,11 @@ class ArtifactWriter:
         results: Mapping[str, Any] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Build the manifest over what was added; the files are written when the block ends."""
-        entries = {
-            name: TensorEntry(dtype=_dtype_name(t.dtype), shape=tuple(t.shape), sha256=tensor_digest(t))
-            for name, t in sorted(self._tensors.items())
-        }
+        """Build the manifest over what was added; the artifact takes its place when the block ends."""
         draft = Manifest(
             schema_version=SCHEMA_VERSIONS[self.kind], kind=self.kind, settings=dict(settings), model=model,
-            inputs=dict(inputs or {}), texts=list(texts or []), tensors=entries, results=dict(results or {}), digest="",
-            provenance=dict(provenance or {}),
+            inputs=dict(inputs or {}), texts=list(texts or []), tensors=dict(sorted(self._entries.items())),
+            results=dict(results or {}), digest="", provenance=dict(provenance or {}),
         )  # fmt: skip
         self._manifest = draft.model_copy(update={"digest": draft.computed_digest()})
         return self._manifest
@@ -142,25 +153,28 @@ class ArtifactWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None or self._manifest is None:
-            return
-        temporary = self.path.parent / f".{self.path.name}.tmp-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
         try:
-            save_file(self._tensors, temporary / TENSORS)
-            _fsync(temporary / TENSORS)
-            write_text(temporary / MANIFEST, self._manifest.model_dump_json(indent=2) + "\n")
-            replace_directory(temporary, self.path)
-        except SafetensorError as failure:
-            # the library wraps the system's error, a full disk above all, in one of its own
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise AatcError(
-                f"{self.path} cannot be written: {failure}", "check the space left on the disk"
-            ) from failure
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            if kind is None and self._manifest is not None:
+                self._place(self._manifest)
+                self._made = []
+        finally:
+            self._file.close()
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            for folder in self._made:
+                with suppress(OSError):
+                    folder.rmdir()
+
+    def _place(self, manifest: Manifest) -> None:
+        try:
+            self._file.finish()
+            _fsync(self._temporary / TENSORS)
+        except OSError as failure:
+            raise self._unwritable(failure) from failure
+        write_text(self._temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        replace_directory(self._temporary, self.path)
+
+    def _unwritable(self, failure: OSError) -> AatcError:
+        return AatcError(f"{self.path} cannot be written: {failure}", "check the space left on the disk")
 
 
 class Artifact:

@@ -34,6 +34,7 @@ from aatc_cli.artifact import (
 )
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
+from aatc_cli.tensor_file import TensorFile
 
 MODEL = ModelIdentity(
     name="tiny", revision=None, architecture="llama", config_hash="c" * 64, weights_fingerprint="w" * 64,
@@ -141,7 +142,9 @@ def test_nothing_appears_unless_the_block_ends_after_commit(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("point", ["save_file", "write_text", "_fsync", "replace_directory", "os.rename"])
+@pytest.mark.parametrize(
+    "point", ["TensorFile.add", "TensorFile.finish", "write_text", "_fsync", "replace_directory", "os.rename"]
+)
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "new"])
 def test_failing_anywhere_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, there: bool
@@ -149,7 +152,8 @@ def test_failing_anywhere_leaves_what_was_there(
     if there:
         write(tmp_path / "stats")
     with monkeypatch.context() as patch:
-        patch.setattr(*((os, "rename") if point == "os.rename" else (module, point)), stop)
+        owner, _, name = point.rpartition(".")
+        patch.setattr({"os": os, "TensorFile": TensorFile}.get(owner, module), name, stop)
         with pytest.raises(Stop):
             write(tmp_path / "stats", {"a": torch.ones(1)})
     assert [path.name for path in tmp_path.iterdir()] == (["stats"] if there else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -91,7 +92,7 @@ def _write(
                     writer.add(f"layers.{layer}.{side}.{name}", tensor)
             ticker.advance()
         if settings.transform == "global":
-            layers = [load_layer_stats(basis, layer) for layer in range(model.geometry.layers)]
+            layers = [_rows_alone(load_layer_stats(basis, layer)) for layer in range(model.geometry.layers)]
             for side in SIDES:
                 for name, tensor in joint_tables(layers, side).items():
                     writer.add(f"joint.{side}.{name}", tensor)
@@ -100,6 +101,12 @@ def _write(
             results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")},
             provenance={"versions": versions()},
         )  # fmt: skip
+
+
+def _rows_alone(stats: LayerStats) -> LayerStats:
+    """Stats without their matrices, which are most of them: a transform over all layers needs all rows at once."""
+    none = torch.zeros(0, 0, dtype=torch.float64)
+    return replace(stats, k_outer=none, v_outer=none, k_fisher=none, v_fisher=none, q_outer=none, o_gram=none)
 
 
 def site_transform(

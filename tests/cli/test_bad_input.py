@@ -313,7 +313,11 @@ def test_a_gguf_file_of_junk(refuses: Any, collect: Any, run_folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("family", "settings", "says"),
     [
-        ("gpt2", {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 260}, "gpt2 is not supported: it is not among"),
+        (
+            "gpt2",
+            {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 260},
+            "gpt2 is not supported: it is not among",
+        ),
         ("t5", {"num_layers": 1, "d_model": 16, "num_heads": 2}, "t5 is not supported: it is an encoder-decoder"),
         ("deepseek_v3", {"num_hidden_layers": 1}, "deepseek_v3 is not supported: multi-head latent attention"),
     ],
@@ -434,14 +438,12 @@ def test_two_writers(refuses: Any, collect: Any, run_folder: Path) -> None:
 
 
 def test_the_disk_is_full(refuses: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    from aatc_cli import artifact
+    from aatc_cli.tensor_file import TensorFile
 
     def full(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact, "save_file", full)
+    monkeypatch.setattr(TensorFile, "finish", full)
     outcome = refuses(
         "allocate", "--run", run_folder, "--budget", 4, says=("cannot be written", "No space left"), folder=run_folder
     )
