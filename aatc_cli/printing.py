@@ -142,7 +142,7 @@ def print_speed(results: list[SpeedResult], json: bool) -> None:
     first = results[0]
     columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats", "milliseconds"]
     if any(row.bound_milliseconds for result in results for row in result.rows):
-        columns.append("bytes at copy rate, ms")
+        columns.append("its bytes at the rate of the reference, ms")
     rows = [
         [
             result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",

@@ -51,7 +51,7 @@ class SpeedRow(Settings):
     ratio_high: float
     bytes_moved: int | None = Field(None, description="cache bytes that one decoded token reads, of all sequences")
     gigabytes_per_second: float | None = Field(None, description="bytes_moved over the median time; of attention alone")
-    bound_milliseconds: float | None = Field(None, description="bytes_moved at the rate of a copy on this device")
+    bound_milliseconds: float | None = Field(None, description="bytes_moved at the rate the reference reads")
 
 
 class SpeedCheck(Settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from statistics import median
 from typing import Literal
@@ -17,7 +18,7 @@ from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.runtime.fused import FusedLayer, FusedSpec
-from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench, Timing, copy_bandwidth, sdpa_timings
+from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench, Timing, sdpa_timings
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.kernels.model_bench import InPlaceState, decode_timing, full_state
 from aatc_cli.runtime.kernels.synthetic import synthetic_encode, synthetic_tables
@@ -48,7 +49,6 @@ def measure_geometry(
     rows: list[SpeedRow] = []
     checks: list[SpeedCheck] = []
     with progress("eval speed", len(sizes) * (1 + whole)) as ticker:
-        rate = copy_bandwidth(device)
         for context, batch in sizes:
             bench = FusedBench.of(geometry, _WINDOW, bits, _THETA, batch, context, device)
             timing, error = bench.measure(repeats)
@@ -59,15 +59,14 @@ def measure_geometry(
                     "report this with the device and the versions of torch and CuPy",
                 )
             checks.append(SpeedCheck(context=context, batch=batch, backend="fused", error=error, bound=CHECK_BOUND))
-            rows += _rows(
-                "attention", context, batch, sdpa_timings(geometry, batch, context, repeats, device), timing, rate
-            )
+            theirs = sdpa_timings(geometry, batch, context, repeats, device)
+            rows += _rows("attention", context, batch, theirs, timing)
             ticker.advance()
         if whole:
             model = random_llama(geometry, profile.context, _THETA, device, torch.bfloat16)
             spec = synthetic_spec(geometry, bits, device)
             for context, batch in sizes:
-                rows += _whole(model, spec, geometry, context, batch, repeats, rate)
+                rows += _whole(model, spec, geometry, context, batch, repeats)
                 ticker.advance()
     result = SpeedResult(
         recipe="synthetic", budget=f"{bits:g}", model=profile.name, bits=bits, seconds=time.perf_counter() - began,
@@ -93,31 +92,31 @@ def synthetic_spec(geometry: Geometry, bits: float, device: torch.device) -> Fus
 
 
 def _whole(
-    model: object, spec: FusedSpec, geometry: Geometry, context: int, batch: int, repeats: int, rate: float
+    model: object, spec: FusedSpec, geometry: Geometry, context: int, batch: int, repeats: int
 ) -> list[SpeedRow]:
     fused = decode_timing(model, full_state(spec, batch, context, _ROOM), batch, repeats)
+    # a hosted cache and its layers point at each other: only a collection frees its tensors
+    gc.collect()
     torch.cuda.empty_cache()
-    theirs = []
-    like = spec.frequencies.to(torch.bfloat16)
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        try:
-            state = InPlaceState(geometry, batch, context, backend, like)
+    theirs: list[Timing] = []
+    try:
+        state = InPlaceState(geometry, batch, context, SDPBackend.FLASH_ATTENTION, spec.frequencies.to(torch.bfloat16))
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            state.backend = backend
             theirs.append(decode_timing(model, state, batch, repeats))
-        except torch.cuda.OutOfMemoryError:
-            say(f"eval: the uncompressed cache of {batch} x {context} tokens does not fit this device")
-            break
-        finally:
-            state = None  # type: ignore[assignment]
-            torch.cuda.empty_cache()
-    return _rows("decode", context, batch, theirs, fused, rate)
+    except torch.cuda.OutOfMemoryError:
+        say(f"eval: the uncompressed cache of {batch} x {context} tokens does not fit this device")
+    return _rows("decode", context, batch, theirs, fused)
 
 
 def _rows(
-    part: Literal["attention", "decode"], context: int, batch: int, theirs: list[Timing], ours: Timing, rate: float
+    part: Literal["attention", "decode"], context: int, batch: int, theirs: list[Timing], ours: Timing
 ) -> list[SpeedRow]:
     """A row per backend; ratios are to the fastest of torch's, or to our own where none of them ran."""
-    best = min((median(timing.seconds) for timing in theirs), default=median(ours.seconds))
+    fastest = min(theirs, key=lambda timing: median(timing.seconds), default=ours)
+    best = median(fastest.seconds)
     rows = []
+    alone = part == "attention"
     for timing in [*theirs, ours]:
         middle, low, high = median(timing.seconds), min(timing.seconds), max(timing.seconds)
         rows.append(
@@ -125,8 +124,8 @@ def _rows(
                 part=part, context=context, batch=batch, backend=timing.backend, milliseconds=1e3 * middle,
                 milliseconds_low=1e3 * low, milliseconds_high=1e3 * high, ratio=middle / best, ratio_low=low / best,
                 ratio_high=high / best, bytes_moved=timing.bytes_moved,
-                gigabytes_per_second=timing.bytes_moved / middle / 1e9 if part == "attention" else None,
-                bound_milliseconds=1e3 * timing.bytes_moved / rate,
+                gigabytes_per_second=timing.bytes_moved / middle / 1e9 if alone else None,
+                bound_milliseconds=1e3 * timing.bytes_moved / fastest.bytes_moved * best if alone else None,
             )
         )  # fmt: skip
     return rows

@@ -175,15 +175,3 @@ class FusedBench:
         error = float((out[:1] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
         moved = size + self.batch * slots * channels * 4
         return Timing("fused", graph_seconds(call, repeats), moved), error
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second that a copy on the device reads and writes together."""
-    source = torch.empty(2**28, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-
-    def call() -> int:
-        target.copy_(source)
-        return 1
-
-    return 2 * source.nbytes / min(graph_seconds(call, 5))

@@ -48,7 +48,7 @@ class HeadSide:
         if any(len(set(block)) > 1 or len(block) < BLOCK or block[0] > MAX_WIDTH for block in blocks):
             raise AatcError(
                 f"this plan's widths do not fill blocks of {BLOCK} channels with one width of at most {MAX_WIDTH} bits",
-                "plan with a recipe that allocates by blocks, such as loss-aware-fast, or run without fused kernels",
+                "plan with a recipe that allocates by blocks, such as loss-aware-fused, or run without fused kernels",
             )
         places = torch.tensor(order, dtype=torch.int64, device=codec.bits.device)
         unit, offset = codec.units()
