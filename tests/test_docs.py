@@ -170,7 +170,7 @@ def test_commands_are_found_in_shell_and_make():
 
 @pytest.mark.parametrize(
     "line",
-    ["allocate --buget 2", "allocate --budget two", "eval --task speed", "pack", "collect --samples 0", "whiten x"],
+    ["allocate --buget 2", "allocate --budget two", "eval --task warp", "pack", "collect --samples 0", "whiten x"],
 )
 def test_a_wrong_command_would_be_seen(line):
     with pytest.raises(typer.BadParameter.__mro__[1]):
