@@ -100,7 +100,7 @@ class Coding(Settings):
     group: int | None = Field(None, ge=1, description="members of a group of grouped-minmax; None: a head's channels")
     key_clip: float = Field(1.0, gt=0, le=1, description="share of a group's range that its levels cover")
     value_clip: float = Field(1.0, gt=0, le=1, description="the same for values")
-    outliers: float = Field(0.0, ge=0, lt=0.5, description="share of a token's values kept exact")
+    outliers: float = Field(0.0, ge=0, lt=0.5, description="share of the values kept exact")
     latent_hadamard: bool = Field(False, description="mix the kept latents of a group by a Hadamard matrix")
     rank_multiple: int = Field(32, ge=1, description="ranks of the allocator rank are multiples of this")
 
@@ -177,6 +177,10 @@ class Recipe(Settings):
         if self.coordinates == "post-rope" and (self.packed or self.transform not in ("identity", "hadamard")):
             raise ValueError('coordinates "post-rope" go with what is not calibrated before RoPE: an "identity" or '
                              '"hadamard" transform, and no packed quantizer')  # fmt: skip
+        if self.allocator == "per-head" and not 1 <= self.min_bits < self.max_bits <= 8:
+            raise ValueError(
+                'allocator "per-head" fits curves to widths from min_bits to max_bits, two of 1 .. 8 at least'
+            )
         along_tokens = "channel" in (self.coding.key_axis, self.coding.value_axis)
         if along_tokens and (self.coding.group is None or self.window.flush % self.coding.group):
             raise ValueError("groups along a channel need a coding.group that divides window.flush")

@@ -132,7 +132,7 @@ def _head_curves(site: SiteEnergy, errors: Floats, side: Side, recipe: Recipe) -
     heads = errors.shape[0]
     alive = site.variance > 0
     weight = np.where(alive, energy / np.where(alive, site.variance, 1.0), 0.0).reshape(heads, -1).mean(1)
-    curves: Floats = fitted_curves(errors) * weight[:, None]
+    curves: Floats = fitted_curves(errors, recipe.allowed_widths[0]) * weight[:, None]
     return curves
 
 

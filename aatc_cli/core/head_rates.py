@@ -24,13 +24,13 @@ def head_errors(latents: Tensor, heads: int) -> Tensor:
     return torch.stack([torch.unflatten(error.mean(0), 0, (heads, size)).mean(-1) for error in found], -1)
 
 
-def fitted_curves(errors: Floats) -> Floats:
-    """The curves a q^-b that fit the logarithms of ``errors`` [n, 9] at 1 .. 8 bits best, at 0 .. 8 bits. [n, 9].
+def fitted_curves(errors: Floats, least: int) -> Floats:
+    """The curves a q^-b that fit the logarithms of ``errors`` [n, 9] at ``least`` .. 8 bits best, at 0 .. 8. [n, 9].
 
-    Never rising: a fit with q < 1 is made flat. Sites without error are zero. Source: RateQuant (2605.06675).
+    Never rising: a fit with q < 1 is made flat. Heads without error are zero. Source: RateQuant (2605.06675).
     """
-    widths = np.arange(1, WIDEST + 1)
-    measured = errors[:, 1:]
+    widths = np.arange(least, WIDEST + 1)
+    measured = errors[:, least:]
     alive: NDArray[np.bool_] = np.all(measured > 0, axis=1)
     logs = np.log2(np.where(measured > 0, measured, 1.0))
     centred = widths - widths.mean()

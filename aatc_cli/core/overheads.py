@@ -101,11 +101,10 @@ def _matrices(recipe: Recipe, groups: HeadGroups, geometry: Geometry, bits: Widt
 
 
 def _signpost_overheads(recipe: Recipe, geometry: Geometry, bits: Widths) -> Overheads:
-    sites = 2 * geometry.layers
-    kept = outlier_count(recipe.coding.outliers, geometry.channels)
+    flush, share = recipe.window.flush, recipe.coding.outliers
+    kept = outlier_count(share, flush * geometry.channels) + flush * outlier_count(share, geometry.channels)
     points = sum(2 ** max(layer[side]) for layer in bits for side in SIDES)
-    flush = recipe.window.flush
     return Overheads(
-        {"outliers": flush * sites * kept * (HALF + INDEX), "value_ranges": flush * geometry.layers * 2 * HALF},
+        {"outliers": geometry.layers * kept * (HALF + INDEX), "value_ranges": flush * geometry.layers * 2 * HALF},
         {"signposts": points * HALF, "key_ranges": geometry.layers * geometry.channels * 2 * HALF},
     )

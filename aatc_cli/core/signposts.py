@@ -18,26 +18,37 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 
 
-def outlier_count(share: float, channels: int) -> int:
-    """Values of a token that are kept exact: the share of its channels, rounded up."""
-    return math.ceil(share * channels - 1e-9)
+def outlier_count(share: float, numbers: int) -> int:
+    """How many of ``numbers`` values are kept exact: their share, rounded up."""
+    return math.ceil(share * numbers - 1e-9)
 
 
 @dataclass(frozen=True)
 class SignpostCodec:
-    """A codec of one site. points [2^b], rising, in -1 .. 1; ``outliers`` values of every token stay exact in float16.
+    """A codec of one site. points [2^b], rising, in -1 .. 1; the share ``outliers`` of the values stays exact, float16.
 
-    low, high [C] are the range of every channel; without them a token's range is that of its own values between its
-    ``outliers`` outermost ones (half of them at either end), held as a float16 centre and half-width.
+    low, high [C] are the range of every channel; the values of ``block`` consecutive tokens that lie furthest out in
+    their ranges stay exact. Without them a token's range is that of its own values between its outermost ones (half of
+    them at either end), which stay exact, held as a float16 centre and half-width.
     """
 
     points: Tensor
-    outliers: int
+    outliers: float
     low: Tensor | None = None
     high: Tensor | None = None
+    block: int = 1
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """The vectors [..., C] as the cache returns them, in the dtype of ``x``."""
+        """The vectors [..., T, C] as the cache returns them, in the dtype of ``x``.
+
+        With channel ranges the tokens behind the last whole block are returned as they are: a cache packs whole blocks.
+        """
+        if self.low is None:
+            return self._coded(x)
+        whole = x.shape[-2] // self.block * self.block
+        return torch.cat((self._coded(x[..., :whole, :]), x[..., whole:, :]), -2)
+
+    def _coded(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centre, half, exact = self.ranges(wide)
         unit = normalized(wide, centre, half)
@@ -48,22 +59,24 @@ class SignpostCodec:
         return torch.where(exact, kept, centre + half * nearest).to(x.dtype)
 
     def ranges(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Centre and half-width of what every value is measured by, and which values of ``x`` [..., C] stay exact."""
+        """Centre and half-width that every value is measured by, and which values of ``x`` [..., T, C] stay exact."""
         if self.low is None or self.high is None:
-            return token_ranges(x, self.outliers)
+            return token_ranges(x, outlier_count(self.outliers, int(x.shape[-1])))
         low, high = self.low.to(x), self.high.to(x)
         centre, half = (high + low) / 2, (high - low) / 2
-        return centre.expand_as(x), half.expand_as(x), outermost(normalized(x, centre, half).abs(), self.outliers)
+        size = torch.unflatten(normalized(x, centre, half).abs(), -2, (-1, self.block)).flatten(-2)
+        exact = outermost(size, outlier_count(self.outliers, int(size.shape[-1])))
+        return centre.expand_as(x), half.expand_as(x), exact.reshape(x.shape)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> SignpostCodec:
         """Move to a device, tables in ``dtype``."""
         low = None if self.low is None else self.low.to(device, dtype)
         high = None if self.high is None else self.high.to(device, dtype)
-        return SignpostCodec(self.points.to(device, dtype), self.outliers, low, high)
+        return SignpostCodec(self.points.to(device, dtype), self.outliers, low, high, self.block)
 
 
 def outermost(size: Tensor, count: int) -> Tensor:
-    """Which of the values [..., C] are among the ``count`` largest of their token."""
+    """Which of the values [..., n] are among the ``count`` largest of their row."""
     chosen = size.topk(count, -1).indices if count else size.new_empty((*size.shape[:-1], 0), dtype=torch.int64)
     return torch.zeros_like(size, dtype=torch.bool).scatter_(-1, chosen, True)
 

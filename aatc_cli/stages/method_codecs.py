@@ -15,7 +15,7 @@ from aatc_cli.core.linear import LinearCodec, truncated
 from aatc_cli.core.overheads import group_size
 from aatc_cli.core.plain import Float8Codec, NormedLloyd
 from aatc_cli.core.precision_blocks import BlockCodec, blocks_of
-from aatc_cli.core.signposts import SignpostCodec, outlier_count
+from aatc_cli.core.signposts import SignpostCodec
 from aatc_cli.models.quantized import QuantizedCacheCodec
 from aatc_cli.stages.files import Plan, checked_tensor
 
@@ -80,13 +80,14 @@ def _quantizer(plan: Plan, transform: Artifact, layer: int, side: Side, widths: 
 def _signposts(plan: Plan, transform: Artifact, layer: int, side: Side, bits: int) -> SignpostCodec:
     name, channels = f"layers.{layer}.{side}", plan.geometry.channels
     points = checked_tensor(transform, f"{name}.points_{bits}", (2**bits,)).to(torch.float32)
-    kept = outlier_count(plan.recipe.coding.outliers, channels)
+    share = plan.recipe.coding.outliers
     if side == "v":
-        return SignpostCodec(points, kept)
+        return SignpostCodec(points, share)
     low, high = (checked_tensor(transform, f"{name}.{part}", (channels,)) for part in ("low", "high"))
     if bool((low > high).any()):
         raise damaged(transform.path, "transform", f"layer {layer} has a range of keys that ends before it begins")
-    return SignpostCodec(points, kept, low.to(torch.float32), high.to(torch.float32))
+    ranges = low.to(torch.float32), high.to(torch.float32)
+    return SignpostCodec(points, share, *ranges, block=plan.recipe.window.flush)
 
 
 def _joint(plan: Plan, transform: Artifact, side: Side) -> JointCodec:

@@ -64,11 +64,13 @@ def test_errors_per_head_are_those_of_the_quantizer():
 def test_fitted_curves():
     widths = np.arange(WIDEST + 1)
     exact = np.stack([5.0 * 3.7**-widths, 0.2 * 5.1**-widths, np.zeros(WIDEST + 1)])
-    assert fitted_curves(exact) == pytest.approx(exact)
+    assert fitted_curves(exact, 1) == pytest.approx(exact)
+    exact[:, 1] *= 3
+    assert fitted_curves(exact, 2)[:, 2:] == pytest.approx(exact[:, 2:])
     rng = np.random.default_rng(0)
     noisy = 2.0 * 4.0**-widths * np.exp(rng.normal(size=WIDEST + 1) / 5)
     slope, level = np.polyfit(widths[1:], np.log2(noisy[1:]), 1)
-    assert fitted_curves(noisy[None])[0] == pytest.approx(2.0 ** (level + slope * widths))
+    assert fitted_curves(noisy[None], 1)[0] == pytest.approx(2.0 ** (level + slope * widths))
 
 
 def test_codes_of_a_block():

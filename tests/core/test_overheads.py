@@ -54,9 +54,11 @@ def test_per_token_and_per_channel():
 
 
 def test_kvquant():
-    # 1 % of 128 channels: 2 values of 2 bytes with places of 4; a centre and a half-width per token of values
+    # 1 %: 41 of the 32 * 128 keys of a block, 2 of the 128 values of a token, 2 bytes each with places of 4; a centre
+    # and a half-width per token of values
     found = layout("kvquant", 3)
-    assert parts(found) == codes(3) | {"outliers": PACKED * 4 * 2 * 6, "value_ranges": PACKED * 2 * 4}
+    outliers = 2 * (PACKED // 32 * 41 + PACKED * 2) * 6
+    assert parts(found) == codes(3) | {"outliers": outliers, "value_ranges": PACKED * 2 * 4}
     assert found.static_breakdown() == {"signposts": 4 * 8 * 2, "key_ranges": 2 * 128 * 4}
 
 

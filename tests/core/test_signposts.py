@@ -71,15 +71,18 @@ def test_keys_by_calibrated_channel_ranges():
     x = torch.randn(7, 10) * torch.linspace(0.5, 4, 10)
     points = torch.tensor([-0.8, -0.3, 0.2, 0.9])
     low, high = -torch.linspace(0.6, 5, 10), torch.linspace(0.5, 6, 10)
-    found = SignpostCodec(points, 2, low, high).reconstruct(x)
-    for t in range(7):
-        centre, half = ((high + low) / 2).tolist(), ((high - low) / 2).tolist()
-        size = [abs(float(x[t, c]) - centre[c]) / half[c] for c in range(10)]
-        exact = sorted(range(10), key=lambda c: -size[c])[:2]
-        for c in range(10):
+    found = SignpostCodec(points, 0.15, low, high, block=3).reconstruct(x)
+    centre, half = ((high + low) / 2).tolist(), ((high - low) / 2).tolist()
+    for start in (0, 3):
+        places = [(t, c) for t in range(start, start + 3) for c in range(10)]
+        size = {(t, c): abs(float(x[t, c]) - centre[c]) / half[c] for t, c in places}
+        exact = sorted(places, key=lambda place: -size[place])[:5]
+        for t, c in places:
             value = float(x[t, c])
-            want = float(np.float16(value)) if c in exact else coded(value, centre[c], half[c], points.tolist())
+            want = float(np.float16(value)) if (t, c) in exact else coded(value, centre[c], half[c], points.tolist())
             assert float(found[t, c]) == pytest.approx(want, abs=1e-5)
+    # what is behind the last whole block never leaves the window
+    assert torch.equal(found[6], x[6])
 
 
 @pytest.mark.parametrize("outliers", [0, 1, 3])
@@ -87,7 +90,7 @@ def test_values_by_the_range_of_their_token(outliers):
     torch.manual_seed(1)
     x = torch.randn(6, 12) ** 3
     points = torch.tensor([-0.9, -0.2, 0.3, 1.0])
-    found = SignpostCodec(points, outliers).reconstruct(x)
+    found = SignpostCodec(points, outliers / 12).reconstruct(x)
     for t in range(6):
         order = sorted(range(12), key=lambda c: float(x[t, c]))
         exact = order[: outliers // 2] + order[12 - (outliers - outliers // 2) :]
@@ -100,7 +103,7 @@ def test_values_by_the_range_of_their_token(outliers):
 
 
 def test_tokens_without_spread_stay_finite():
-    codec = SignpostCodec(torch.tensor([-1.0, 1.0]), 1)
+    codec = SignpostCodec(torch.tensor([-1.0, 1.0]), 0.1)
     assert torch.isfinite(codec.reconstruct(torch.zeros(2, 8))).all()
-    static = SignpostCodec(torch.tensor([-1.0, 1.0]), 1, torch.zeros(8), torch.zeros(8))
+    static = SignpostCodec(torch.tensor([-1.0, 1.0]), 0.1, torch.zeros(8), torch.zeros(8))
     assert torch.isfinite(static.reconstruct(torch.full((2, 8), 3.0))).all()

@@ -60,7 +60,7 @@ def low_rank():
 def with_outliers():
     points = torch.tensor([-0.9, -0.3, 0.2, 0.8], dtype=torch.float64)
     ranges = torch.full((CHANNELS,), -1.5), torch.full((CHANNELS,), 2.0)
-    return [{"k": SignpostCodec(points, 1, *ranges), "v": SignpostCodec(points, 1)}] * LAYERS
+    return [{"k": SignpostCodec(points, 0.03, *ranges, block=8), "v": SignpostCodec(points, 0.03)}] * LAYERS
 
 
 def over_layers():
