@@ -1,0 +1,158 @@
+"""Published methods from Stats to evaluations, on a tiny model: every packaged recipe that is simulated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from aatc_cli.config import Window, make_budget
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.stages.allocate import allocate, check
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.evaluate import EvalSettings, evaluate
+from aatc_cli.stages.files import Run, load_codecs, open_plan, transform_of
+from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs
+from aatc_cli.stages.whiten import whiten
+
+# a coarse budget and a fine one of each
+BUDGETS = {
+    "kivi": (2, 6), "kvquant": (1, 4), "palu": (3, 4), "kvtc": (2, 6), "kvtc-global": (2, 6), "oscar": (2, 6),
+    "ratequant": (2, 6), "turboquant": (2, 6), "per-token": (2, 6), "per-channel": (2, 6), "fp8": (8,),
+}  # fmt: skip
+LIBRARIES = {"quanto", "hqq"}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_llama, corpus, tmp_path_factory) -> Run:
+    """A run with gradients and every transform that the recipes ask for."""
+    found = Run(tmp_path_factory.mktemp("methods") / "run")
+    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
+    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
+    collect(found, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    for name in BUDGETS:
+        recipe = load_recipe(name)
+        if not found.transform(recipe.transform_name).exists():
+            whiten(
+                found, transform_stats=found.stats(), rate_stats=found.stats(), transform=recipe.transform,
+                key_groups=recipe.key_groups, value_groups=recipe.value_groups,
+            )  # fmt: skip
+    return found
+
+
+def test_every_simulated_recipe_is_tried():
+    simulated = {name for name in available("recipes") if not load_recipe(name).packed} - {"fp16"}
+    assert simulated == set(BUDGETS) | LIBRARIES
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
+    recipe = load_recipe(name)
+    plans = allocate(run, recipe, [make_budget(bits=float(bits)) for bits in BUDGETS[name]])
+    subjects = [Subject(recipe, plan) for plan in plans]
+    for plan in plans:
+        assert check(plan) == []
+        assert plan.artifact.manifest.results["layout"]["bytes_total"] == plan.layout.bytes(8192)
+        with pytest.raises(AatcError, match=f"recipe {name} has no packed cache"):
+            load_codecs(plan, transform_of(plan), "cpu")
+    settings = EvalSettings(task="kl", length=224, limit=1, first=160)
+    found = evaluate(run, find_model(str(tiny_llama)), subjects, [str(corpus)], settings, EvalOptions())
+    divergences = [evaluation.kl_mean for evaluation in found]
+    assert all(value is not None and 0 < value < 5 for value in divergences)
+    assert divergences == sorted(divergences, reverse=True)
+    assert [evaluation.bits_effective for evaluation in found] == [plan.layout.bits_effective(224) for plan in plans]
+
+
+def test_plans_stay_within_their_budgets(run):
+    for name, bits in (("kvtc", 2.0), ("kvtc", 2.7), ("kvtc-global", 2.0), ("ratequant", 2.6)):
+        plan = allocate(run, load_recipe(name), [make_budget(bits=bits)])[0]
+        spent = sum(sum(layer[side]) for layer in plan.bits for side in ("k", "v"))
+        blocks = sum(sum(layer[side]) for layer in plan.starts or [] for side in ("k", "v"))
+        assert 0.6 * bits * 4 * 64 < spent + 16 * blocks <= bits * 4 * 64
+
+
+def test_budgets_by_ratio(run):
+    plan = allocate(run, load_recipe("kivi"), [make_budget(ratio=2.9, context=4096)])[0]
+    assert set(plan.bits[0]["k"]) == {4}
+    assert plan.layout.ratio(4096) >= 2.9
+    blocks = allocate(run, load_recipe("kvtc"), [make_budget(ratio=4.0, context=4096)])[0]
+    assert 4.0 <= blocks.layout.ratio(4096) < 4.5
+
+
+def test_reconstructions_are_near_what_goes_in(run):
+    """At a fine budget every codec gives back what it was given, to a few per cent of its size."""
+    rows = _rows(run)
+    for name, budgets in BUDGETS.items():
+        recipe = load_recipe(name)
+        if recipe.transform == "global":
+            continue
+        plan = allocate(run, recipe, [make_budget(bits=float(budgets[-1]))])[0]
+        for layer, codecs in enumerate(subject_codecs(Subject(recipe, plan), 4, "cpu")):
+            for side in ("k", "v"):
+                x = rows[layer][side]
+                error = (codecs[side].reconstruct(x) - x).norm() / x.norm()
+                # Palu drops nothing here: 32 channels are one multiple of its ranks
+                assert error < 0.25, (name, layer, side)
+
+
+def _rows(run):
+    from aatc_cli.stages.files import load_layer_stats, open_stats
+
+    artifact = open_stats(run.stats())
+    found = []
+    for layer in range(4):
+        stats = load_layer_stats(artifact, layer)
+        found.append({"k": stats.k_rows[:64][None], "v": stats.v_rows[:64][None]})
+    return found
+
+
+def test_what_is_refused(run, tmp_path, tiny_llama, corpus):
+    with pytest.raises(UsageError, match=r"kivi gives every channel one width, which 2\.5 bits is not"):
+        allocate(run, load_recipe("kivi"), [make_budget(bits=2.5)])
+    with pytest.raises(AatcError, match=r"kivi begins at 1 bits, 0\.5 are too few"):
+        allocate(run, load_recipe("kivi"), [make_budget(bits=0.5)])
+    plan = open_plan(run.plan("kivi", make_budget(bits=2.0)))
+    settings = EvalSettings(task="distortion", length=224, limit=1, first=160)
+    with pytest.raises(UsageError, match="the noise of grouped-minmax"):
+        evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
+
+
+def test_gradients_are_asked_for(base_run, tmp_path):
+    bare = Run(base_run)
+    with pytest.raises(ArtifactError, match="no loss gradients, which the codebook transform"):
+        whiten(bare, transform_stats=bare.stats(), rate_stats=bare.stats(), transform="codebook")
+
+
+def test_a_damaged_table_is_named(run, tmp_path):
+    import shutil
+
+    copy = Run(tmp_path / "run")
+    shutil.copytree(run.root, copy.root)
+    manifest = copy.plan("kvtc", make_budget(bits=2.0)) / "manifest.json"
+    data = json.loads(manifest.read_text("utf-8"))
+    assert "layers.0.k.starts" in data["tensors"]
+    manifest.write_text(manifest.read_text("utf-8").replace('"block-max"', '"block-min"'), "utf-8")
+    with pytest.raises(ArtifactError):
+        open_plan(copy.plan("kvtc", make_budget(bits=2.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "module"), [("quanto", "optimum-quanto", "optimum"), ("hqq", "hqq", "hqq")]
+)
+def test_libraries_quantize_or_are_named(run, name, package, module):
+    recipe = load_recipe(name)
+    subject = Subject(recipe, allocate(run, recipe, [make_budget(bits=4.0)])[0])
+    if importlib.util.find_spec(module) is None:
+        with pytest.raises(AatcError, match=package) as raised:
+            subject_codecs(subject, 4, "cpu")
+        assert raised.value.hint == f"pip install {package}"
+        return
+    x = torch.randn(1, 70, 32)
+    found = subject_codecs(subject, 4, "cpu")[0]["k"].reconstruct(x)
+    assert torch.equal(found[:, 64:], x[:, 64:])
+    assert 0 < (found - x).norm() / x.norm() < 0.15
