@@ -22,13 +22,24 @@ from aatc_cli.cli.options import (
     find_source,
     subjects_of,
 )  # fmt: skip
+from aatc_cli.cli.stability import run_stability
 
 
 def evaluate(
     run: RunOption = Path("run"),
     task: Annotated[
         Literal[
-            "kl", "perplexity", "distortion", "memory", "speed", "ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"
+            "kl",
+            "perplexity",
+            "distortion",
+            "stability",
+            "memory",
+            "speed",
+            "ruler",
+            "gsm8k",
+            "mmlu-pro",
+            "math-500",
+            "longbench",
         ],
         typer.Option("--task", help="What to measure; the last five are benchmarks, by generation."),
     ] = "kl",
@@ -37,6 +48,9 @@ def evaluate(
     recipe: RecipeOption = None,
     budget: BudgetOption = None,
     plan: Annotated[list[Path] | None, typer.Option("--plan", help="Plan directory; repeatable.")] = None,
+    stats: Annotated[
+        list[Path] | None, typer.Option("--stats", help="Stats to calibrate on, two or more; repeatable (stability).")
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each. RULER: its essays."),
@@ -98,9 +112,13 @@ def evaluate(
         )  # fmt: skip
         return
     source, _ = find_source(model, profile)
-    subjects = subjects_of(Run(run), recipe, budget, plan)
     texts = text or ["builtin:python-docs-test"]
     options = EvalOptions(device, dtype, force)
+    if task == "stability":
+        chosen = EvalSettings("kl", length, 4 if limit is None else limit or None, first)
+        run_stability(Run(run), source, recipe, budget, stats, texts, chosen, options, json)
+        return
+    subjects = subjects_of(Run(run), recipe, budget, plan)
     if task == "ruler":
         run_ruler(
             Run(run), source, subjects, options, only_batch(batch), json, contexts=context, limit=limit,

@@ -123,6 +123,9 @@ def whiten(
         Literal["profile", "per-head", "four-heads", "all"], typer.Option("--value-groups", help="The same for values.")
     ] = "profile",
     percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
+    shrinkage: Annotated[
+        float, typer.Option("--shrinkage", help="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
+    ] = 0.1,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -131,6 +134,8 @@ def whiten(
 
     if not 0 < percentile <= 100:
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
+    if not 0 <= shrinkage <= 1:
+        raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
     from aatc_cli.printing import print_artifact
     from aatc_cli.profiles import transform_name
     from aatc_cli.stages.files import Run
@@ -141,7 +146,7 @@ def whiten(
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
     manifest = stage(
         place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
-        key_groups=key_groups, value_groups=value_groups, percentile=percentile, force=force,
+        key_groups=key_groups, value_groups=value_groups, percentile=percentile, shrinkage=shrinkage, force=force,
     )  # fmt: skip
     print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
 

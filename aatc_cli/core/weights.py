@@ -21,6 +21,15 @@ def quadratic_weights(decode: Tensor, forms: Tensor) -> Tensor:
     return torch.einsum("gchd,ghde,gche->gc", rows, form, rows).clamp_min(0).flatten()
 
 
+def shrunk(metric: Tensor, share: float) -> Tensor:
+    """The loss metric [C, C] with ``share`` of it replaced by its diagonal.
+
+    Few windows, and gradients of which a few tokens hold most, leave directions that look free and are not, and a plan
+    seeks out just those. The diagonal is estimated far better than what lies beside it (shrinkage, as of covariances).
+    """
+    return (1.0 - share) * metric + share * torch.diag(metric.diagonal())
+
+
 def fisher_weights(decode: Tensor, fisher: Tensor) -> Tensor:
     """w[c] = B_c M B_c^T: the loss metric M [C, C] seen by noise in every latent channel. decode [groups, E, E] -> [C].
 

@@ -18,7 +18,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.hadamard import hadamard, random_signs
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import GroupTransform, canonical_signs, group_moments, identity, loss_metric, whitening
-from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights
+from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
@@ -34,12 +34,13 @@ class WhitenSettings(Settings):
     transform: TransformKind = "whiten"
     head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
     percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
+    shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
 
 
 def whiten(
     run: Run, *, transform_stats: Path, rate_stats: Path, transform: TransformKind = "whiten",
     head_groups: int | None = None, key_groups: GroupChoice = "profile", value_groups: GroupChoice = "profile",
-    percentile: float = 99.0, force: bool = False,
+    percentile: float = 99.0, shrinkage: float = 0.1, force: bool = False,
 ) -> Manifest:  # fmt: skip
     """Make the Transform of ``run`` from Stats: the matrices from one, variances, weights and scales from the other.
 
@@ -62,7 +63,7 @@ def whiten(
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
     chosen = HeadGroups.chosen(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
-    settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile)
+    settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile, shrinkage=shrinkage)
     inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
     target = run.transform(transform_name(transform, key_groups, value_groups))
     with run.lock():
@@ -126,8 +127,9 @@ def site_transform(
     if settings.transform == "query" and side == "k":
         # the metric of a key's error is the query's own second moment; one head to a group
         moment = torch.block_diag(*(basis.q_outer / basis.count))  # type: ignore[no-untyped-call]
-    moments, metrics = group_moments(moment, groups), group_moments(basis.loss_metric(side), groups)
-    parts = [_group(part, metric, settings) for part, metric in zip(moments, metrics, strict=True)]
+    metric, rate_metric = (shrunk(stats.loss_metric(side), settings.shrinkage) for stats in (basis, rates))
+    moments, metrics = group_moments(moment, groups), group_moments(metric, groups)
+    parts = [_group(*pair, settings) for pair in zip(moments, metrics, strict=True)]
     encode = torch.stack([part.encode for part in parts])
     decode = torch.stack([part.decode for part in parts])
     variance = latent_variance(encode, rate_moment)
@@ -135,7 +137,7 @@ def site_transform(
     weight = quadratic_weights(decode, form)
     scale = channel_scales(encode, rows, variance, settings.percentile)
     bits = torch.zeros(variance.numel(), dtype=torch.int64)
-    loss_weight = fisher_weights(decode, rates.loss_metric(side))
+    loss_weight = fisher_weights(decode, rate_metric)
     return TransformCodec(encode, decode, scale, bits, variance), weight, loss_weight
 
 

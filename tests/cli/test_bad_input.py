@@ -99,6 +99,7 @@ def test_budgets_of_plans_that_are_not_there(refuses: Any, run_folder: Path, tin
         ("collect --checkpoint-seconds -1", "--checkpoint-seconds"), ("collect --calibration both", "--calibration"),
         ("collect", "no model was named"), ("eval --budget 2", "no model was named"), ("eval --task taste", "--task"),
         ("whiten --transform fourier", "--transform"), ("whiten --percentile 0", "(0, 100], got 0"),
+        ("whiten --shrinkage 1.01", "[0, 1], got 1.01"), ("whiten --shrinkage nan", "got nan"),
         ("whiten --percentile 100.1", "got 100.1"), ("whiten --percentile nan", "got nan"),
         ("whiten --head-groups 0", "--head-groups"),
         ("allocate --check x --budget 2", "--check takes recipe and budget from the plan"),

@@ -188,6 +188,27 @@ def test_whiten_takes_stats_transform_when_it_is_there(aatc: Any, collect: Any, 
     assert inputs == {"transform_stats": digests["stats"], "rate_stats": digests["stats"]}
 
 
+def test_stability_of_two_draws(aatc: Any, tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for seed in (0, 1):
+        options = ("--samples", 6, "--length", 64, "--seed", seed, "--name", f"draw-{seed}")
+        assert aatc("collect", "--run", run, "--model", tiny_llama, "--text", corpus, *options).code == 0
+    common = ("eval", "--task", "stability", "--run", run, "--model", tiny_llama, "--text", corpus, "--length", 160)
+    named = ("--stats", run / "draw-0", "--stats", run / "draw-1")
+    shown = aatc(*common, "--recipe", "var-only", "--budget", 4, *named, "--limit", 1, "--json")
+    assert shown.code == 0, shown.err
+    [result] = shown.json
+    assert [row["stats"] for row in result["rows"]] == ["draw-0", "draw-1"]
+    assert (run / "evals" / "stability.var-only-4.draw-0-draw-1.json").is_file()
+    table = aatc(*common, "--recipe", "var-only", "--budget", 4, *named, "--limit", 1)
+    assert "draw-1" in table.out
+    assert "largest / smallest" in " ".join(table.out.split())
+    for options, says in (((*named,), "needs a budget"), (("--budget", 4, *named[:2]), "two or more Stats")):
+        outcome = aatc(*common, "--recipe", "var-only", *options)
+        assert outcome.code == 2
+        assert says in outcome.err
+
+
 def test_a_profile_gives_texts_and_head_groups(aatc: Any, tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
     profile = tmp_path / "tiny.toml"
     profile.write_text(

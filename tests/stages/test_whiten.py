@@ -201,6 +201,7 @@ def test_unchanged_changed_and_forced(base_run: Path, tmp_path: Path, snapshot: 
     for changes, says in (
         ({"head_groups": 2}, "settings.head_groups.k was 1, now 2; settings.head_groups.v was 1, now 2"),
         ({"percentile": 98.0}, "settings.percentile was 99.0, now 98.0"),
+        ({"shrinkage": 0.3}, "settings.shrinkage was 0.1, now 0.3"),
     ):
         with pytest.raises(SettingsMismatchError) as caught:
             make(tmp_path, base_run / "stats", **changes)
@@ -320,3 +321,38 @@ def test_dead_and_constant_channels(base_run: Path, tmp_path: Path, kind: str) -
     back = constant @ dense(constant_site["encode"]) @ dense(constant_site["decode"])
     assert close(back, constant, 1e-6)
     assert int((constant_site["variance"] > 1e-9).sum()) == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_loss_metric_is_shrunk_towards_its_diagonal(
+    base_run: Path, tmp_path: Path, share: float, groups: int
+) -> None:
+    """The transform and its Fisher weights are those of Stats that hold the shrunk sums, with no shrinkage."""
+    generator = torch.Generator().manual_seed(3)
+    roots = {f"layers.{layer}.{side}_fisher": torch.randn(32, 32, generator=generator, dtype=torch.float64)
+             for layer in range(4) for side in "kv"}  # fmt: skip
+    metrics = {name: root @ root.T for name, root in roots.items()}
+    kept = 1 - share
+    shrunk = {name: kept * m + share * torch.diag(m.diagonal()) for name, m in metrics.items()}
+    source = base_run / "stats"
+    settings = open_stats(source).manifest.settings | {"fisher": 4, "window": {"sinks": 2, "recent": 8, "flush": 4}}
+    fields = {"results": {"windows": 8, "tokens": 480, "fisher_windows": 4}, "settings": settings}
+    made = [
+        make(tmp_path / name, forged(source, tmp_path / name / "stats", changes, **fields), transform="metric",
+             head_groups=groups, shrinkage=shrinkage)
+        for name, changes, shrinkage in (("plain", metrics, share), ("prepared", shrunk, 0.0))
+    ]  # fmt: skip
+    for layer in range(4):
+        for side in "kv":
+            for part in ("encode", "decode", "variance", "fisher"):
+                name = f"layers.{layer}.{side}.{part}"
+                assert close(made[0].tensor(name), made[1].tensor(name), 1e-4), name
+    if share == 1.0:
+        # without correlations in the metric and one head to a group the transform is of scaled channels alone
+        encode = made[0].tensor("layers.0.k.encode").double()
+        metric = metrics["layers.0.k_fisher"].diagonal().reshape(groups, -1)
+        scaled = encode / metric.sqrt()[:, :, None]
+        gram = scaled @ scaled.mT
+        off = gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))
+        assert float(off.abs().max()) < 1e-3 * float(gram.max())
