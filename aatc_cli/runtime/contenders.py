@@ -6,7 +6,7 @@ and values go into every cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.generation import plain_cache
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
+from aatc_cli.runtime.simulated import SimulatedSpec, SimulatedState
 
 
 class Attachment(Protocol):
@@ -56,28 +57,27 @@ class Packed:
 
     @contextmanager
     def attached(self) -> Iterator[Attachment]:
-        """The hooks that bring the model's attention to packed caches."""
+        """The hooks that bring the model's attention to hosted caches."""
         with hosted(self.model, attention_layers(self.model), _attend):
             yield self
 
     def new_cache(self) -> HostedCache:
-        """An empty packed cache."""
+        """An empty cache of the plan."""
         return HostedCache(CompressedState(self.spec), len(self.spec.windows))
 
 
 @dataclass(frozen=True)
-class Other:
-    """Any cache that attaches itself and passes over the prompts on its own."""
+class Simulated(Packed):
+    """The cache of a method that has no packed form."""
 
-    name: str
-    attach: Callable[[], AbstractContextManager[Attachment]]
+    spec: SimulatedSpec
 
-    def attached(self) -> AbstractContextManager[Attachment]:
-        """The cache's own block."""
-        return self.attach()
+    def new_cache(self) -> HostedCache:
+        """An empty cache of the method."""
+        return HostedCache(SimulatedState(self.spec), len(self.spec.windows))
 
 
-AnyContender = Plain | Packed | Other
+AnyContender = Plain | Packed
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def shared_prefill(
 ) -> list[tuple[Tensor, Any]]:
     """Logits [B, V] behind the prompts and the filled cache of every contender, in order.
 
-    ids, mask, positions [B, T]: left-padded prompts. Plain and packed caches are filled by one forward pass.
+    ids, mask, positions [B, T]: left-padded prompts. All caches are filled by one forward pass.
     """
     keyword = cache_keyword(model)
 
@@ -97,22 +97,16 @@ def shared_prefill(
         logits: Tensor = found.logits[:, -1]
         return logits
 
-    caches: dict[str, tuple[Tensor, Any]] = {}
-    packed = {c.name: c.new_cache() for c in contenders if isinstance(c, Packed)}
+    behind = {c.name: c.new_cache() for c in contenders if isinstance(c, Packed)}
     plain = {c.name: c.new_cache() for c in contenders if isinstance(c, Plain)}
-    if packed:
-        state: Any = _Fan([cache.state for cache in packed.values()], list(plain.values()))
+    if behind:
+        state: Any = _Fan([cache.state for cache in behind.values()], list(plain.values()))
         with hosted(model, attention_layers(model), _attend):
-            logits = run(HostedCache(state, len(state.leader.spec.windows)))
-        caches |= {name: (logits, cache) for name, cache in (packed | plain).items()}
+            logits = dict.fromkeys(behind | plain, run(HostedCache(state, len(state.leader.spec.windows))))
     else:
-        caches |= {name: (run(cache), cache) for name, cache in plain.items()}
-    for contender in contenders:
-        if isinstance(contender, Other):
-            with contender.attached() as attachment:
-                cache = attachment.new_cache()
-                caches[contender.name] = (run(cache), cache)
-    return [caches[contender.name] for contender in contenders]
+        logits = {name: run(cache) for name, cache in plain.items()}
+    caches = behind | plain
+    return [(logits[contender.name], caches[contender.name]) for contender in contenders]
 
 
 class _Fan:

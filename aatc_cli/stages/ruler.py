@@ -20,7 +20,7 @@ from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, Tokenizer, identify, load_config, load_model, load_tokenizer
-from aatc_cli.runtime.contenders import AnyContender, Other, Packed, Plain, shared_prefill
+from aatc_cli.runtime.contenders import AnyContender, Packed, Plain, Simulated, shared_prefill
 from aatc_cli.runtime.session import cache_spec
 from aatc_cli.runtime.simulated import simulated
 from aatc_cli.stages.benchmark import Ledger
@@ -188,7 +188,8 @@ def contender_of(subject: Subject, model: Any, device: str) -> AnyContender:
         return Plain(subject.name, model)
     if not subject.recipe.packed:
         codecs = subject_codecs(subject, subject.plan.geometry.layers, device)
-        recipe = subject.recipe
-        return Other(subject.name, lambda: simulated(model, codecs, recipe.window, recipe.coordinates))
+        # the caches outlive the block: what they share is all that is wanted of it
+        with simulated(model, codecs, subject.recipe.window, subject.recipe.coordinates) as session:
+            return Simulated(subject.name, model, session.spec)
     codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
     return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))

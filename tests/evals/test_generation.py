@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 
@@ -12,8 +10,9 @@ from aatc_cli.evals.generation import Batch, generate
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.contenders import Other, Packed, Plain, shared_prefill
+from aatc_cli.runtime.contenders import Packed, Plain, Simulated, shared_prefill
 from aatc_cli.runtime.session import cache_spec, compressed
+from aatc_cli.runtime.simulated import simulated
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 LENGTHS = (30, 22, 30, 9)
@@ -35,12 +34,14 @@ def prompts():
 def contenders(model, codecs):
     layers = attention_layers(model)
     coarse, fine = ([*codecs(4, 32, 2, bits)] for bits in (1, 4))
+    with simulated(model, coarse, WINDOW) as session:
+        spec = session.spec
     return [
         Plain("fp16", model),
         Packed("coarse", model, cache_spec(model, layers, coarse, WINDOW)),
         Packed("fine", model, cache_spec(model, layers, fine, WINDOW)),
-        Other("own", lambda: compressed(model, coarse, WINDOW)),
-    ], {"coarse": coarse, "fine": fine, "own": coarse}
+        Simulated("simulated", model, spec),
+    ], {"coarse": coarse, "fine": fine, "simulated": coarse}
 
 
 def alone(model, codecs, prompt, count):
@@ -112,18 +113,3 @@ def test_texts_end_apart_and_leave_the_others_alone(model, contenders, prompts):
         for row, (text, part) in enumerate(zip(texts, parts, strict=True)):
             expected = text[: text.index(end)] if end in text else text
             assert part == (expected[:3] if row == 2 else expected)
-
-
-def test_an_own_cache_is_made_inside_its_block(model, codecs, prompts):
-    inside = []
-
-    @contextmanager
-    def attach():
-        with compressed(model, codecs(4, 32, 2, 3), WINDOW) as session:
-            inside.append(True)
-            yield session
-            inside.pop()
-
-    texts = run(model, [Other("own", attach)], prompts[:2], 3)
-    assert [len(text) for text in texts[0]] == [3, 3]
-    assert inside == []
