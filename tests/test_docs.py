@@ -21,7 +21,9 @@ from aatc_cli.cli import app
 from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
+from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation
+from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -203,7 +205,7 @@ def test_command_reference_is_current(monkeypatch):
 @pytest.mark.parametrize(
     "model",
     [Manifest, ModelIdentity, Geometry, TextRecord, TensorEntry, Recipe, Protection, Window, Budget, Evaluation,
-     DistortionRow],
+     DistortionRow, MemoryResult, MemoryRow, SpeedResult, SpeedRow, SpeedCheck],
     ids=lambda model: model.__name__,
 )  # fmt: skip
 def test_every_field_on_disk_is_documented(model):
