@@ -11,6 +11,7 @@ from aatc_cli.cli.benchmarks import run_harness, run_ruler
 from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed, run_speed_of_geometry
 from aatc_cli.cli.options import (
     BudgetOption,
+    DeviceMapOption,
     DeviceOption,
     DtypeOption,
     ForceOption,
@@ -86,6 +87,7 @@ def evaluate(
         bool, typer.Option("--whole-model", help="Time whole decode steps too, random weights (speed of a profile).")
     ] = False,
     device: DeviceOption = "cpu",
+    device_map: DeviceMapOption = "none",
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
@@ -100,6 +102,11 @@ def evaluate(
     from aatc_cli.stages.files import Run
     from aatc_cli.stages.subjects import EvalOptions
 
+    if device_map == "auto" and task not in ("kl", "perplexity"):
+        from aatc_cli.errors import UsageError
+
+        problem = f"--task {task} needs the model on one device, as the packed cache does"
+        raise UsageError(problem, "leave out --device-map, or use --task kl or perplexity")
     if task == "memory" and profile is not None and model is None:
         run_memory_of_geometry(
             Run(run), profile, recipe, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch
@@ -113,7 +120,7 @@ def evaluate(
         return
     source, _ = find_source(model, profile)
     texts = text or ["builtin:python-docs-test"]
-    options = EvalOptions(device, dtype, force)
+    options = EvalOptions(device, dtype, force, spread=device_map == "auto")
     if task == "stability":
         chosen = EvalSettings("kl", length, 4 if limit is None else limit or None, first)
         run_stability(Run(run), source, recipe, budget, stats, texts, chosen, options, json)

@@ -10,6 +10,7 @@ import typer
 from aatc_cli.cli.options import (
     BudgetOption,
     BytesOption,
+    DeviceMapOption,
     DeviceOption,
     DtypeOption,
     ForceOption,
@@ -68,6 +69,7 @@ def collect(
         float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints.")
     ] = 60.0,
     device: DeviceOption = "cpu",
+    device_map: DeviceMapOption = "none",
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
@@ -89,7 +91,9 @@ def collect(
         samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first, fisher=fisher,
         head_groups=found.head_groups if found else 1,
     )  # fmt: skip
-    options = CollectOptions(device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute)
+    options = CollectOptions(
+        device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute, spread=device_map == "auto"
+    )
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
     if manifest is not None:

@@ -22,6 +22,10 @@ ProfileOption = Annotated[str | None, typer.Option("--profile", help="Model prof
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
+DeviceMapOption = Annotated[
+    Literal["none", "auto"],
+    typer.Option("--device-map", help="auto: accelerate spreads the model over all GPUs, main memory and disk."),
+]
 DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Model dtype; auto is float32 on a CPU and bfloat16 on a GPU."),

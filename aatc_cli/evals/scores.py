@@ -15,6 +15,7 @@ from aatc_cli.evals.chunked import chunked_logits
 from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
 _POSITIONS = 256
@@ -58,7 +59,7 @@ def score_windows(
 ) -> list[Scores]:  # fmt: skip
     """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done."""
     results = [Scores() for _ in methods]
-    device = next(model.parameters()).device
+    device = input_device(model)
     for index, window in enumerate(windows):
         tokens = window[None].to(device)
         reference = scored_logits(model, tokens, first)
@@ -69,7 +70,7 @@ def score_windows(
             together = any(isinstance(codec, LayersCodec) for codec in method.codecs[0].values())
             logits = (chunked_logits if together else method_logits)(model, sites, method, tokens, first)
             check_finite(logits, method.name, index)
-            _compare(scores, reference, logits, tokens[0, first + 1 :])
+            _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
             after(method.name)
     return results

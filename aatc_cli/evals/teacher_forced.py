@@ -128,8 +128,8 @@ class Tile:
     allowed: Tensor  # [queries, sinks + far + near]
 
 
-# the same for every layer of a pass, and for every pass over windows of one length
-@lru_cache(maxsize=4)
+# the same for every layer of a pass on one device, and for every pass over windows of one length
+@lru_cache(maxsize=32)
 def _tiles(window: Window, length: int, sliding: int | None, device: torch.device) -> tuple[Tile, ...]:
     starts = range(0, length, _TILE)
     return tuple(make_tile(window, start, min(start + _TILE, length), sliding, device) for start in starts)

@@ -16,6 +16,7 @@ from aatc_cli.core.rope import RopeStyle
 from aatc_cli.errors import UnsupportedModelError
 from aatc_cli.models.architectures import Architecture, architecture_of, supported
 from aatc_cli.models.layer_kinds import layer_windows
+from aatc_cli.models.placement import at_hand
 from aatc_cli.profiles import explain
 
 
@@ -125,7 +126,8 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
 
 
 def _extras(module: Any, facts: Architecture) -> tuple[Tensor | None, float | None]:
-    sinks = getattr(module, facts.sinks).detach() if facts.sinks else None
+    with at_hand(module):
+        sinks = getattr(module, facts.sinks).detach() if facts.sinks else None
     return sinks, getattr(module, facts.softcap) if facts.softcap else None
 
 
@@ -143,7 +145,8 @@ def _site(
             raise UnsupportedModelError(f"{what} does not give {width} numbers per token", supported())
         rows = _slice(part, facts, geometry)
         taps[part] = Tap(linear, rows)
-        biases[part] = None if linear.bias is None else rows(linear.bias)
+        with at_hand(linear):
+            biases[part] = None if linear.bias is None else rows(linear.bias)
     with_bias = tuple(part for part, bias in biases.items() if bias is not None)
     norms = {part: getattr(module, norm, None) for part, norm in zip("qk", facts.norms, strict=True)}
     for part, norm in norms.items():

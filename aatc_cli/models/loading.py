@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from aatc_cli.artifact import ModelIdentity, digest_of
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import geometry_of
 
 _CHUNK = 1 << 16
@@ -106,12 +106,19 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return Tokenizer(encode=encode, bos=bos, digest=digest_of([vocabulary, probe]), raw=raw)
 
 
-def load_model(source: ModelSource, *, device: str = "cpu", dtype: str = "auto") -> Any:
+def load_model(
+    source: ModelSource, *, device: str = "cpu", dtype: str = "auto", device_map: str | dict[str, Any] | None = None
+) -> Any:
     """The causal language model in evaluation mode on ``device``. ``auto`` is float32 on a CPU, bfloat16 elsewhere.
+
+    With a ``device_map`` accelerate places it: "auto" fills the GPUs in turn, then main memory, then the disk, or a
+    device for every module by name; ``device`` then only decides the dtype.
 
     Raises `AatcError` when weights are absent or of another shape: transformers would draw them at random.
     """
     keywords: dict[str, Any] = {"dtype": pick_dtype(device, dtype), "ignore_mismatched_sizes": True} | source.keywords
+    if device_map is not None:
+        keywords["device_map"] = device_map
     model, report = _attempt(
         source,
         lambda: AutoModelForCausalLM.from_pretrained(source.reference, output_loading_info=True, **keywords),
@@ -124,7 +131,19 @@ def load_model(source: ModelSource, *, device: str = "cpu", dtype: str = "auto")
         name, found, wanted = min(report["mismatched_keys"])
         problem = f"{source.name} has {name} of shape {list(found)}, its configuration asks for {list(wanted)}"
         raise AatcError(problem, remedy)
-    return model.to(device).eval()
+    return (model if device_map is not None else model.to(device)).eval()
+
+
+def leading_device(device: str, *, spread: bool) -> str:
+    """The device that names dtype and clock: ``device``, or for a model that is spread, CUDA where there is any.
+
+    Raises `UsageError` for a spread model with a device of its own.
+    """
+    if not spread:
+        return device
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device-map auto places the model itself, not on {device}", "leave out --device")
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def pick_dtype(device: str, dtype: str) -> torch.dtype:

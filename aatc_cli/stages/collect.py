@@ -24,7 +24,15 @@ from aatc_cli.evals.fisher import fisher_pass
 from aatc_cli.models.adapter import attention_sites, non_finite
 from aatc_cli.models.capture import capture
 from aatc_cli.models.limits import check_length, check_tokens
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
+from aatc_cli.models.loading import (
+    ModelSource,
+    identify,
+    leading_device,
+    load_config,
+    load_model,
+    load_tokenizer,
+)  # fmt: skip
+from aatc_cli.models.placement import input_device
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
 from aatc_cli.stages.collect_job import CollectJob, CollectSettings
 from aatc_cli.stages.files import Run
@@ -43,6 +51,12 @@ class CollectOptions:
     force: bool = False
     fisher_batch: int | None = None
     recompute: bool = False
+    spread: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """The one device of everything, or None for a model that accelerate spreads."""
+        return None if self.spread else self.device
 
 
 @dataclass
@@ -64,7 +78,10 @@ def collect(
     checkpoints. Raises `AatcError` for unusable text or activations, `SettingsMismatchError` when the Stats exist with
     others.
     """
+    options = replace(options, device=leading_device(options.device, spread=options.spread))
     with joined(options.device) as processes:
+        if options.spread and processes.count > 1:
+            raise UsageError("--device-map auto uses all GPUs in one process", "start it without torchrun")
         own = replace(options, device=processes.device(options.device))
         if processes.count > 1:
             own = replace(own, checkpoint_seconds=math.inf)
@@ -98,15 +115,17 @@ def _collect(
             say(f"collect: inputs unchanged, nothing to do ({target})")
             return existing
         with working(f"loading {source.name}"):
-            model = load_model(source, device=options.device, dtype=options.dtype)
+            placed = "auto" if options.spread else None
+            model = load_model(source, device=options.device, dtype=options.dtype, device_map=placed)
         if settings.fisher and model.dtype == torch.float16:
             raise UsageError("gradients of a float16 model vanish below 6e-8", "run with --dtype bfloat16 or float32")
         sites = attention_sites(model)
         job = CollectJob(
-            settings, identity, drawn.records, sites, options.device,
+            settings, identity, drawn.records, sites, options.place,
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
             | ({"profile": profile.name} if profile else {})
-            | ({"processes": processes.count} if processes.count > 1 else {}),
+            | ({"processes": processes.count} if processes.count > 1 else {})
+            | ({"device_map": "auto"} if options.spread else {}),
         )  # fmt: skip
         (first, stop), (fisher_first, fisher_stop) = processes.share(settings.samples), processes.share(settings.fisher)
         start, fisher_start = job.resume(partial) if processes.count == 1 else (first, fisher_first)
@@ -166,7 +185,7 @@ def _run_model(
     body = model.get_decoder() if hasattr(model, "get_decoder") else model
     saved_at = time.monotonic()
     for first in range(start, windows.shape[0], options.batch):
-        batch = windows[first : first + options.batch].to(options.device)
+        batch = windows[first : first + options.batch].to(input_device(model))
         began = _clock(options.device)
         with capture(job.sites, _updater(job, first, batch, timer, options.device)):
             body(input_ids=batch, use_cache=False)
@@ -193,7 +212,7 @@ def _run_fisher(
     stop = min(job.settings.fisher, windows.shape[0])
     for first in range(start, stop, batch):
         began = _clock(options.device)
-        tokens = windows[first : min(first + batch, stop)].to(options.device)
+        tokens = windows[first : min(first + batch, stop)].to(input_device(model))
         done = first + tokens.shape[0]
         # functions of seed and window alone: neither resuming nor the batch changes which tokens are sampled
         seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
@@ -213,7 +232,8 @@ def _run_fisher(
 
 def _check_gradients(sums: dict[tuple[int, Side], Tensor], first: int, tokens: Tensor) -> None:
     """Raise `AatcError` when a site's gradients are not finite; one look at the device for all of them."""
-    table = torch.stack(list(sums.values())).view(len(sums), *tokens.shape).sum(-1)
+    rows = list(sums.values())
+    table = torch.stack([row.to(rows[0].device) for row in rows]).view(len(sums), *tokens.shape).sum(-1)
     bad = (~torch.isfinite(table)).nonzero().tolist()
     if bad:
         layer, side = list(sums)[bad[0][0]]
@@ -231,7 +251,7 @@ def _updater(
     count, kept = batch.shape[0], batch.shape[1] - skip
     sample = torch.cat(
         [sample_rows(job.settings.seed, first + i, kept, job.quota(first + i)) + i * kept for i in range(count)]
-    ).to(device)
+    )
 
     def update(layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         began = _clock(device)
@@ -240,7 +260,7 @@ def _updater(
             _refuse_non_finite(layer, first, {"queries": q, "keys": k, "values": v})
         job.layers[layer].update(
             q[:, skip:].reshape(-1, geometry.heads, geometry.head_dim), k[:, skip:].flatten(0, 1),
-            v[:, skip:].flatten(0, 1), sample,
+            v[:, skip:].flatten(0, 1), sample.to(k.device),
         )  # fmt: skip
         timer.statistics += _clock(device) - began
 

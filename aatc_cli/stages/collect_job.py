@@ -14,6 +14,7 @@ from aatc_cli.config import Settings, Window
 from aatc_cli.core.stats import LayerStats, output_gram
 from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.placement import at_hand, device_of
 from aatc_cli.profiles import dump
 from aatc_cli.stages.files import load_layer_stats
 from aatc_cli.stages.versions import versions
@@ -33,18 +34,20 @@ class CollectSettings(Settings):
 
 
 class CollectJob:
-    """The statistics being collected, and how they go to disk and come back."""
+    """The statistics being collected, and how they go to disk and come back.
+
+    They lie on ``device``, or without one each layer's where the layer computes.
+    """
 
     def __init__(
         self, settings: CollectSettings, identity: ModelIdentity, texts: list[TextRecord],
-        sites: list[AttentionSite], device: str, how: dict[str, Any],
+        sites: list[AttentionSite], device: str | None, how: dict[str, Any],
     ) -> None:  # fmt: skip
         self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
-        self.device = torch.device(device)
         geometry = identity.geometry
         rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
-            LayerStats.empty(geometry, rows, output_gram(_finite_output(site).to(device), geometry)) for site in sites
+            LayerStats.empty(geometry, rows, output_gram(_finite_output(site, device), geometry)) for site in sites
         ]
 
     def tokens(self, windows: int) -> int:
@@ -92,14 +95,16 @@ class CollectJob:
             saved = load_layer_stats(artifact, index)
             for name, tensor in saved.tensors().items():
                 held: Tensor = getattr(layer, name)
-                held[: tensor.shape[0]] = tensor.to(self.device)
+                held[: tensor.shape[0]] = tensor.to(held.device)
             layer.count, layer.filled = saved.count, saved.filled
         return int(artifact.manifest.results["windows"]), int(artifact.manifest.results["fisher_windows"])
 
 
-def _finite_output(site: AttentionSite) -> Tensor:
+def _finite_output(site: AttentionSite, device: str | None) -> Tensor:
+    """The weight of the output projection on ``device``, or without one where the layer computes."""
     # no hook sees what the last layer's output projection gives, so its weight is looked at itself
-    weight = site.o.weight
+    with at_hand(site.o):
+        weight = site.o.weight.detach().to(device_of(site.o) if device is None else device)
     if not bool(torch.isfinite(weight).all()):
         problem = f"the output projection of layer {site.layer} is not finite"
         raise AatcError(problem, "mend or replace the model's weights")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,17 @@ from aatc_cli.evals.scores import Scores, score_windows
 from aatc_cli.evals.teacher_forced import Method
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
+from aatc_cli.models.loading import (
+    ModelSource,
+    identify,
+    leading_device,
+    load_config,
+    load_model,
+    load_tokenizer,
+    pick_dtype,
+)  # fmt: skip
 from aatc_cli.stages.files import Run
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, subject_codecs
+from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, placed_codecs, subject_codecs
 from aatc_cli.stages.versions import versions
 from aatc_cli.text.windows import Windows, consecutive_windows
 
@@ -53,7 +61,8 @@ def evaluate(
     Those already there, made from the same plan, model and windows, are not run again. Raises `ArtifactError` when a
     plan is of another model, `AatcError` for text or windows that cannot be used.
     """
-    _check(settings, subjects)
+    _check(settings, subjects, options)
+    options = replace(options, device=leading_device(options.device, spread=options.spread))
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
@@ -75,7 +84,8 @@ def evaluate(
         missing = [subject for subject in subjects if found[subject.name] is None]
         if missing and model is None:
             with working(f"loading {source.name}"):
-                model = load_model(source, device=options.device, dtype=options.dtype)
+                placed = "auto" if options.spread else None
+                model = load_model(source, device=options.device, dtype=options.dtype, device_map=placed)
         results += _fill(run, frame, model, subjects, missing, found)
     return results
 
@@ -97,7 +107,7 @@ def _fill(
     return [evaluation for evaluation in found.values() if evaluation is not None]
 
 
-def _check(settings: EvalSettings, subjects: Sequence[Subject]) -> None:
+def _check(settings: EvalSettings, subjects: Sequence[Subject], options: EvalOptions) -> None:
     if not subjects:
         raise UsageError("nothing to evaluate", "name plans by --recipe and --budget, or by --plan")
     if not 0 <= settings.first_position < settings.length - 1:
@@ -106,6 +116,8 @@ def _check(settings: EvalSettings, subjects: Sequence[Subject]) -> None:
             "use a smaller --first or a larger --length",
         )
     if settings.task == "distortion":
+        if options.spread:
+            raise UsageError("distortion is measured on one device", "leave out --device-map, or use --task kl")
         for subject in subjects:
             if subject.plan is None:
                 raise UsageError(f"{subject.name} has no quantizer to predict", "evaluate distortion of a plan")
@@ -166,9 +178,9 @@ class _Frame:
 
 
 def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[Evaluation]:
-    sites, device = attention_sites(model), frame.options.device
+    sites = attention_sites(model)
     methods = [
-        Method(s.name, subject_codecs(s, len(sites), device), s.recipe.window, s.recipe.coordinates) for s in subjects
+        Method(s.name, placed_codecs(s, sites, frame.options), s.recipe.window, s.recipe.coordinates) for s in subjects
     ]
     total = frame.windows.tokens.shape[0] * (1 + len(methods))
     with progress(f"eval {frame.settings.task}", total) as ticker:

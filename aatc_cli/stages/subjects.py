@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,10 @@ import torch
 
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
+from aatc_cli.core.joint import LayersCodec
+from aatc_cli.errors import UsageError
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.placement import device_of
 from aatc_cli.profiles import Recipe
 from aatc_cli.stages.files import Plan, load_codecs, transform_of
 from aatc_cli.stages.method_codecs import method_codecs
@@ -21,6 +26,7 @@ class EvalOptions:
     device: str = "cpu"
     dtype: str = "auto"
     force: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,27 @@ def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any,
     if subject.recipe.packed:
         return list(load_codecs(subject.plan, transform, device))
     return list(method_codecs(subject.plan, transform, device))
+
+
+def placed_codecs(subject: Subject, sites: Sequence[AttentionSite], options: EvalOptions) -> list[dict[Any, Any]]:
+    """The codecs of a subject on the evaluation's device, or of a spread model each where its layer computes.
+
+    Raises `UsageError` for a codec over all layers of a spread model.
+    """
+    if not options.spread:
+        return subject_codecs(subject, len(sites), options.device)
+    codecs = subject_codecs(subject, len(sites), "cpu")
+    if any(isinstance(codec, LayersCodec) for codec in codecs[0].values()):
+        raise UsageError(
+            f"{subject.name} codes all layers together, and --device-map auto may spread them over devices",
+            "evaluate it without --device-map, or use a recipe that codes layer by layer",
+        )
+    if subject.plan is None:
+        return codecs
+    return [
+        {side: codec.to(device_of(site.o)) for side, codec in layer.items()}
+        for site, layer in zip(sites, codecs, strict=True)
+    ]
 
 
 def device_name(device: str) -> str:
