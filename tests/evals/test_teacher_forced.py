@@ -158,7 +158,9 @@ def test_override_leaves_no_trace_even_after_an_error(model):
         model(input_ids=tokens_of(8))
     assert model.config._attn_implementation == before
     assert set(AttentionInterface()._global_mapping) == names
-    assert not any(site.k.module._forward_hooks or site.v.module._forward_hooks or site.module._forward_pre_hooks for site in sites)
+    assert not any(
+        site.k.module._forward_hooks or site.v.module._forward_hooks or site.module._forward_pre_hooks for site in sites
+    )
 
 
 def test_a_foreign_rotation_is_refused(tiny_llama):
