@@ -112,7 +112,7 @@ def real_inputs(real_model_path):
     tokens = text + np.linspace(20, model.config.vocab_size - 1, 800).astype(int).tolist()
     hooks = []
     for layer in (0, 14, 29):
-        for side, module in (("k", sites[layer].k), ("v", sites[layer].v)):
+        for side, module in (("k", sites[layer].k.module), ("v", sites[layer].v.module)):
 
             def keep(module, inputs, key=(layer, side)):
                 W = module.weight.detach().to(torch.float64).T.numpy()
