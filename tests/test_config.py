@@ -12,9 +12,12 @@ from pydantic import BaseModel, ValidationError
 from aatc_cli.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.schema import DistortionRow, Evaluation, Task
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.memory import MemoryResult, MemoryRow
+from aatc_cli.evals.schema import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
-from aatc_cli.profiles import Calibration, HeadGroups, ModelProfile, Protection, Recipe, TextMixture
+from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
 
@@ -31,7 +34,27 @@ STABILITY_ROW = StabilityRow(
     stats="a", stats_digest="d", calibration=["t"], text="t", text_sha256="s", bits=2.0, kl_mean=0.1, kl_stderr=None,
     predicted=0.05, predicted_elsewhere=None,
 )  # fmt: skip
+WHERE = {
+    "recipe": "paper", "budget": "2", "model": "m", "bits": 2.0, "seconds": 1.5, "device": "cpu", "dtype": "float32",
+    "versions": {"a": "1"},
+}  # fmt: skip
+SCORE = BenchmarkRow(
+    subtask="niah_single_1", context=1024, metric="string_match_all", score=0.5, stderr=None, samples=2,
+    prompts_sha256="s", seconds=1.5,
+)  # fmt: skip
+MEMORY_ROW = MemoryRow(
+    context=64, batch=1, bytes_live=10, bytes_predicted=10, bytes_fp16=60, ratio=6.0, base_bytes=None, peak_bytes=None,
+)  # fmt: skip
+SPEED_ROW = SpeedRow(
+    part="decode", context=64, batch=1, backend="torch", milliseconds=1.5, milliseconds_low=1.0, milliseconds_high=2.0,
+    ratio=2.5, ratio_low=2.0, ratio_high=3.0,
+)  # fmt: skip
+CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
 EXAMPLES: list[BaseModel] = [
+    Coding(key_axis="channel", group=32, outliers=0.01), Measurement(task="any", **WHERE), SCORE, MEMORY_ROW, SPEED_ROW,
+    CHECK, BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
+    MemoryResult(synthetic=True, rows=[MEMORY_ROW], **WHERE),
+    SpeedResult(absolute=False, threads=1, repeats=3, steps=16, rows=[SPEED_ROW], checks=[CHECK], **WHERE),
     Window(), Window(sinks=0, recent=16, flush=16), GEOMETRY, MIXTURE, Protection(layers=3, key_extra=0.5),
     Budget(unit="bits", value=0.1), Budget(unit="ratio", value=5.82, context=8192),
     Budget(unit="bytes", value=184e6, context=1), Calibration(rates=MIXTURE),
