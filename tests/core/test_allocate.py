@@ -81,7 +81,9 @@ def relaxed(curves, budget, widths) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("kind", ["exponential", "random"])
-@pytest.mark.parametrize("widths", [(0, 1, 2, 4), (0, 2, 4), (0, 1, 2, 3, 4), (1, 4), (0, 3), (2,), (0, 1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(0, 1, 2, 4), (0, 2, 4), (0, 1, 2, 3, 4), (1, 4), (0, 3), (2,), (0, 1, 4), (0, 2, 3, 4)], ids=str
+)
 def test_some_widths_alone(kind, widths):
     """Against all allocations: the best where the relaxed problem buys whole steps, within one step of it elsewhere."""
     rng = np.random.default_rng(2)
