@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aatc_cli.artifact import ModelIdentity, require_model
+from aatc_cli.artifact import ModelIdentity
+from aatc_cli.console import say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.schema import read_measurement, write_evaluation
-from aatc_cli.models.loading import pick_dtype
 from aatc_cli.stages.files import Run
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name
-from aatc_cli.stages.versions import versions
+from aatc_cli.stages.subjects import EvalOptions, Subject, origin_of, require_subjects
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,9 @@ class Ledger:
         """Read what is there of the same plans, model and dtype; ``--force`` begins anew. Raises `ArtifactError`."""
         if not subjects:
             raise UsageError("nothing to evaluate", "name plans by --recipe and --budget, or by --plan")
+        require_subjects(identity, subjects)
         results = {}
         for subject in subjects:
-            if subject.plan:
-                require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
             draft = _draft(benchmark, identity, subject, options)
             path = run.evals / draft.file_name
             found = read_measurement(path, BenchmarkResult) if path.is_file() and not options.force else None
@@ -49,11 +47,13 @@ class Ledger:
         rows = {subject.name: self.results[subject.name].row(subtask, context) for subject in subjects}
         return [s for s in subjects if (row := rows[s.name]) is None or row.prompts_sha256 != prompts]
 
-    def add(self, subject: Subject, row: BenchmarkRow) -> None:
-        """Put a row into the subject's file."""
+    def add(self, subject: Subject, row: BenchmarkRow, what: str) -> None:
+        """Put a row into the subject's file, and say its score; ``what`` names it."""
         result = self.results[subject.name]
         seconds = sum(old.seconds for old in result.rows if old.place != row.place) + row.seconds
         self._write(subject, result.with_row(row, self.order).model_copy(update={"seconds": seconds}))
+        error = "" if row.stderr is None else f" ± {row.stderr:.2g}"
+        say(f"eval: {what} of {subject.name}: {row.score:.3g}{error} ({row.samples} samples)")
 
     def leave_out(self, subjects: Sequence[Subject], reasons: dict[str, str]) -> None:
         """Put the reasons for subtasks that were not run into the files that are there."""
@@ -68,12 +68,7 @@ class Ledger:
 
 
 def _draft(benchmark: str, identity: ModelIdentity, subject: Subject, options: EvalOptions) -> BenchmarkResult:
-    plan = subject.plan
     return BenchmarkResult(
-        benchmark=benchmark, recipe=subject.recipe.name, budget=plan.budget.label if plan else None,
-        model=identity.name, model_fingerprint=identity.weights_fingerprint,
-        plan=plan.artifact.manifest.digest if plan else None, bits=plan.mean_bits if plan else 16.0, seconds=0.0,
-        simulated=plan is not None and not subject.recipe.packed,
-        device=device_name(options.device), versions=versions(),
-        dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
+        benchmark=benchmark, seconds=0.0, simulated=subject.plan is not None and not subject.recipe.packed,
+        **origin_of(subject, identity, options),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import ModelIdentity, require_model
+from aatc_cli.artifact import ModelIdentity
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.errors import UsageError
@@ -26,11 +26,16 @@ from aatc_cli.models.loading import (
     load_config,
     load_model,
     load_tokenizer,
-    pick_dtype,
 )  # fmt: skip
 from aatc_cli.stages.files import Run
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, placed_codecs, subject_codecs
-from aatc_cli.stages.versions import versions
+from aatc_cli.stages.subjects import (
+    EvalOptions,
+    Subject,
+    origin_of,
+    placed_codecs,
+    require_subjects,
+    subject_codecs,
+)  # fmt: skip
 from aatc_cli.text.windows import Windows, consecutive_windows
 
 
@@ -67,9 +72,7 @@ def evaluate(
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_length(settings.length, config)
-    for subject in subjects:
-        if subject.plan:
-            require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+    require_subjects(identity, subjects)
     frames = []
     for text in texts:
         windows = consecutive_windows(
@@ -147,18 +150,13 @@ class _Frame:
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
-            task=s.task, recipe=subject.recipe.name, budget=subject.plan.budget.label if subject.plan else None,
-            model=self.identity.name, model_fingerprint=self.identity.weights_fingerprint,
-            plan=subject.plan.artifact.manifest.digest if subject.plan else None,
-            bits=subject.plan.mean_bits if subject.plan else 16.0,
+            **origin_of(subject, self.identity, self.options), task=s.task, seconds=seconds,
             bits_effective=subject.plan.layout.bits_effective(s.length) if subject.plan else 16.0,
             ratio=subject.plan.layout.ratio(s.length) if subject.plan else 1.0,
             context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
             windows=tokens.shape[0], length=s.length, stride=s.length - int(self.bos), first_position=s.first_position,
             tokens_scored=tokens.shape[0] * scored, queries=self.queries, sinks=window.sinks, recent=window.recent,
-            flush=window.flush, seconds=seconds, device=device_name(self.options.device),
-            dtype=str(pick_dtype(self.options.device, self.options.dtype)).removeprefix("torch."),
-            versions=versions(), **measured,
+            flush=window.flush, **measured,
         )  # fmt: skip
 
     def existing(self, run: Run, subject: Subject) -> Evaluation | None:

@@ -82,9 +82,7 @@ def harness(
             if subject.name not in contenders:
                 contenders[subject.name] = contender_of(subject, model, options.device)
             row = _row(job, model, tokenizer, contenders[subject.name], settings.chat, batch)
-            ledger.add(subject, row)
-            error = "" if row.stderr is None else f" ± {row.stderr:.2g}"
-            say(f"eval: {what} of {subject.name}: {row.score:.3g}{error} ({row.samples} samples)")
+            ledger.add(subject, row, what)
     ledger.leave_out(subjects, left_out)
     return [ledger.results[subject.name] for subject in subjects]
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifact import require_model
 from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.console import progress, say, working
 from aatc_cli.core import SIDES, Side
@@ -22,7 +21,7 @@ from aatc_cli.evals.schema import write_evaluation
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
+from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.runtime.contenders import Packed, Plain
 from aatc_cli.runtime.session import cache_spec
@@ -30,7 +29,7 @@ from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import LayerStore
 from aatc_cli.stages.files import Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name
+from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, origin_of, require_subjects
 from aatc_cli.stages.versions import versions
 
 # random vectors written into a store at once, of all sequences
@@ -64,9 +63,7 @@ def measure_memory(
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
-    for subject in subjects:
-        assert subject.plan is not None
-        require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+    require_subjects(identity, subjects)
     check_length(max(settings.contexts), config, "--context")
     with working(f"loading {source.name}"):
         model = load_model(source, device=options.device, dtype=options.dtype)
@@ -82,10 +79,7 @@ def measure_memory(
                 rows.append(_row(Packed(subject.name, model, spec), size, options.device, references[size]))
                 ticker.advance()
         result = MemoryResult(
-            recipe=subject.recipe.name, budget=subject.plan.budget.label, model=identity.name,
-            model_fingerprint=identity.weights_fingerprint, plan=subject.plan.artifact.manifest.digest,
-            bits=subject.plan.mean_bits, seconds=time.perf_counter() - began, device=device_name(options.device),
-            dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."), versions=versions(),
+            **origin_of(subject, identity, options), seconds=time.perf_counter() - began,
             synthetic=False, rows=rows,
         )  # fmt: skip
         say(f"eval: memory of {subject.name} -> {write_evaluation(run.evals, result)}")

@@ -91,9 +91,7 @@ def ruler(
         if missing:
             bench = bench or _Bench.open(source, tokenizer, options)
             for subject, row in zip(missing, bench.rows(job, missing, batch), strict=True):
-                ledger.add(subject, row)
-                error = "" if row.stderr is None else f" ± {row.stderr:.2g}"
-                say(f"eval: {what} of {subject.name}: {row.score:.3g}{error} ({row.samples} samples)")
+                ledger.add(subject, row, what)
     ledger.leave_out(subjects, left_out)
     return [ledger.results[subject.name] for subject in subjects]
 

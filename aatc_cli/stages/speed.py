@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifact import require_model
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import HALF_BYTES
@@ -29,12 +28,11 @@ from aatc_cli.evals.speed import (
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
+from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.runtime.contenders import Packed, Plain
 from aatc_cli.runtime.session import cache_spec
 from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name
-from aatc_cli.stages.versions import versions
+from aatc_cli.stages.subjects import EvalOptions, Subject, origin_of, require_subjects
 
 # name of the cache that is measured, by what computes its attention
 BACKEND = "torch"
@@ -63,9 +61,8 @@ def measure_speed(
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
+    require_subjects(identity, subjects)
     for subject in subjects:
-        assert subject.plan is not None
-        require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
         room = 1 + (settings.repeats + 1) * subject.recipe.window.flush
         check_length(max(settings.contexts) + room, config, "--context")
     with working(f"loading {source.name}"):
@@ -76,10 +73,7 @@ def measure_speed(
         began = time.perf_counter()
         rows, checks = _measure(model, subject, subject.plan, settings, options.device)
         result = SpeedResult(
-            recipe=subject.recipe.name, budget=subject.plan.budget.label, model=identity.name,
-            model_fingerprint=identity.weights_fingerprint, plan=subject.plan.artifact.manifest.digest,
-            bits=subject.plan.mean_bits, seconds=time.perf_counter() - began, device=device_name(options.device),
-            dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."), versions=versions(),
+            **origin_of(subject, identity, options), seconds=time.perf_counter() - began,
             absolute=options.device.startswith("cuda"), threads=torch.get_num_threads(), repeats=settings.repeats,
             steps=subject.recipe.window.flush, rows=rows, checks=checks,
         )  # fmt: skip

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
+from aatc_cli.artifact import ModelIdentity, require_model
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.errors import UsageError
 from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
 from aatc_cli.profiles import Recipe
 from aatc_cli.stages.files import Plan, load_codecs, transform_of
 from aatc_cli.stages.method_codecs import method_codecs
+from aatc_cli.stages.versions import versions
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,24 @@ class Subject:
     def name(self) -> str:
         """Name in progress and errors."""
         return self.plan.name if self.plan else self.recipe.name
+
+
+def require_subjects(identity: ModelIdentity, subjects: Sequence[Subject]) -> None:
+    """Raise `ArtifactError` for a plan of another model."""
+    for subject in subjects:
+        if subject.plan:
+            require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+
+
+def origin_of(subject: Subject, identity: ModelIdentity, options: EvalOptions) -> dict[str, Any]:
+    """The fields of a `Measurement` that say of which cache and model it is and where it ran, all but its seconds."""
+    plan = subject.plan
+    return {
+        "recipe": subject.recipe.name, "budget": plan.budget.label if plan else None, "model": identity.name,
+        "model_fingerprint": identity.weights_fingerprint, "plan": plan.artifact.manifest.digest if plan else None,
+        "bits": plan.mean_bits if plan else 16.0, "device": device_name(options.device),
+        "dtype": str(pick_dtype(options.device, options.dtype)).removeprefix("torch."), "versions": versions(),
+    }  # fmt: skip
 
 
 def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
