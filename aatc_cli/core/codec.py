@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import lloyd, quantizer
+from aatc_cli.core.casting import saturated
 from aatc_cli.core.transform import decode, encode
 from aatc_cli.errors import AatcError
 
@@ -64,7 +65,7 @@ class TransformCodec:
 
     def reconstruct(self, x: Tensor) -> Tensor:
         """Encode, quantize with a per-token scale, and decode ``x`` [..., C]."""
-        return decode(self.dequantize(*self.quantize(self.latents(x))), self.decode).to(x.dtype)
+        return saturated(decode(self.dequantize(*self.quantize(self.latents(x))), self.decode), x.dtype)
 
     def noise(self, x: Tensor) -> Tensor:
         """Modelled variance of the latent error of every token of ``x``: [..., C]."""

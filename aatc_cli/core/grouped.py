@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
+
 Axis = Literal["token", "channel"]
 
 
@@ -39,10 +41,10 @@ class GroupedMinMax:
         if self.axis == "token":
             rows = torch.unflatten(self._wide(x), -1, (-1, self.group))
             width = torch.unflatten(self.bits, 0, (-1, self.group))[:, :1]
-            return self._coded(rows, width, -1).flatten(-2).to(x.dtype)
+            return saturated(self._coded(rows, width, -1).flatten(-2), x.dtype)
         whole = x.shape[-2] // self.group * self.group
         blocks = torch.unflatten(self._wide(x[..., :whole, :]), -2, (whole // self.group, self.group))
-        coded = self._coded(blocks, self.bits, -2).flatten(-3, -2).to(x.dtype)
+        coded = saturated(self._coded(blocks, self.bits, -2).flatten(-3, -2), x.dtype)
         return torch.cat((coded, x[..., whole:, :]), -2)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> GroupedMinMax:
@@ -58,15 +60,9 @@ class GroupedMinMax:
         low, high = values.amin(dim, keepdim=True), values.amax(dim, keepdim=True)
         middle, half = (high + low) / 2, (high - low) / 2 * self.clip
         steps = torch.exp2(width.to(values.dtype)) - 1
-        base = _half(middle - half).to(values.dtype)
-        scale = _half(2 * half / steps.clamp_min(1)).to(values.dtype)
+        base = saturated(middle - half, torch.float16).to(values.dtype)
+        scale = saturated(2 * half / steps.clamp_min(1), torch.float16).to(values.dtype)
         # a group without spread has scale zero and is its minimum
         codes = torch.round((values - base) / torch.where(scale > 0, scale, torch.ones_like(scale)))
         coded = base + scale * torch.minimum(codes.clamp_min(0), steps)
         return torch.where(width > 0, coded, torch.zeros_like(coded))
-
-
-def _half(x: Tensor) -> Tensor:
-    """``x`` in float16, saturating."""
-    largest = torch.finfo(torch.float16).max
-    return x.clamp(-largest, largest).to(torch.float16)

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
 from aatc_cli.core.precision_blocks import BlockCodec
 
 
@@ -38,7 +39,7 @@ class JointCodec:
         basis, mean = self.basis.to(rows.dtype), self.mean.to(rows.dtype)
         latents = self.inner.reconstruct((rows.flatten(2) - mean) @ basis)
         found = latents @ basis.T + mean
-        return torch.unflatten(found, 2, rows.shape[2:]).permute(2, 0, 1, 3).to(x.dtype)
+        return saturated(torch.unflatten(found, 2, rows.shape[2:]).permute(2, 0, 1, 3), x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> JointCodec:
         """Move to a device, matrices in ``dtype``."""

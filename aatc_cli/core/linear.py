@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
 from aatc_cli.core.hadamard import hadamard
 from aatc_cli.core.transform import decode, encode
 
@@ -30,7 +31,7 @@ class LinearCodec:
         centred = wide if self.mean is None else wide - self.mean.to(wide.dtype)
         latents = self.inner.reconstruct(encode(centred, self.encode.to(wide.dtype)))
         found = decode(latents, self.decode.to(wide.dtype))
-        return (found if self.mean is None else found + self.mean.to(wide.dtype)).to(x.dtype)
+        return saturated(found if self.mean is None else found + self.mean.to(wide.dtype), x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> LinearCodec:
         """Move to a device, matrices in ``dtype``."""

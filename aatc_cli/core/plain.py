@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
 from aatc_cli.core.lloyd import levels
 
 
@@ -42,14 +43,13 @@ class NormedLloyd:
     def reconstruct(self, x: Tensor) -> Tensor:
         """The vectors [..., C] as the cache returns them, in the dtype of ``x``."""
         wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (-1, self.group))
-        norm = wide.norm(dim=-1, keepdim=True).clamp_max(torch.finfo(torch.float16).max)
-        held = norm.to(torch.float16).to(wide.dtype)
+        held = saturated(wide.norm(dim=-1, keepdim=True), torch.float16).to(wide.dtype)
         root = math.sqrt(self.group)
         unit = wide * root / torch.where(held > 0, held, torch.ones_like(held))
         points = levels(self.bits).to(wide)
         nearest = points[torch.searchsorted((points[1:] + points[:-1]) / 2, unit.contiguous())]
         found: Tensor = (nearest * held / root).flatten(-2)
-        return found.to(x.dtype)
+        return saturated(found, x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> NormedLloyd:
         """Nothing to move."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
 from aatc_cli.errors import AatcError
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ class BlockCodec:
 
 def coded_block(h: Tensor, bits: int) -> Tensor:
     """One block [..., n] of latents after quantization with its own scale."""
-    peak = h.abs().amax(-1, keepdim=True).clamp_max(torch.finfo(torch.float16).max).to(torch.float16).to(h.dtype)
+    peak = saturated(h.abs().amax(-1, keepdim=True), torch.float16).to(h.dtype)
     step = peak * 2.0 ** (1 - bits)
     codes = torch.floor(h / torch.where(step > 0, step, torch.ones_like(step)))
     half = 2.0 ** (bits - 1)

@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
+
 _STEPS = 16  # codes per octave
 _ONE = 128  # the code of scale 1
 
@@ -38,5 +40,5 @@ def unpack_scales(codes: Tensor) -> Tensor:
 
 def rounded_scale(alpha: Tensor, bits: int) -> Tensor:
     """``alpha`` as a cache with scales of ``bits`` (8 or 16) bits holds it: float16, saturating."""
-    half = alpha.clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
+    half = saturated(alpha, torch.float16)
     return half if bits == 16 else unpack_scales(pack_scales(half))

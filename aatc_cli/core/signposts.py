@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aatc_cli.core.casting import saturated
+
 Floats = NDArray[np.float64]
 
 
@@ -54,9 +56,8 @@ class SignpostCodec:
         unit = normalized(wide, centre, half)
         points = self.points.to(unit)
         nearest = points[torch.searchsorted((points[1:] + points[:-1]) / 2, unit.contiguous())]
-        largest = torch.finfo(torch.float16).max
-        kept = wide.clamp(-largest, largest).to(torch.float16).to(wide.dtype)
-        return torch.where(exact, kept, centre + half * nearest).to(x.dtype)
+        kept = saturated(wide, torch.float16).to(wide.dtype)
+        return saturated(torch.where(exact, kept, centre + half * nearest), x.dtype)
 
     def ranges(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centre and half-width that every value is measured by, and which values of ``x`` [..., T, C] stay exact."""
@@ -87,10 +88,7 @@ def token_ranges(x: Tensor, outliers: int) -> tuple[Tensor, Tensor, Tensor]:
     exact = outermost(x, outliers - lower) | outermost(-x, lower)
     low = x.masked_fill(exact, torch.inf).amin(-1, keepdim=True)
     high = x.masked_fill(exact, -torch.inf).amax(-1, keepdim=True)
-    largest = torch.finfo(torch.float16).max
-    centre, half = (
-        v.clamp(-largest, largest).to(torch.float16).to(x.dtype) for v in ((high + low) / 2, (high - low) / 2)
-    )
+    centre, half = (saturated(v, torch.float16).to(x.dtype) for v in ((high + low) / 2, (high - low) / 2))
     return centre.expand_as(x), half.expand_as(x), exact
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import cap_scores
+from aatc_cli.core.casting import saturated
 from aatc_cli.core.rope import RopeStyle, apply_rope
 from aatc_cli.runtime.store import LayerStore, PackedStream
 
@@ -56,7 +57,7 @@ def cached_attention(
         softmax.add(*fresh, store.tokens)
     if sinks is not None:
         softmax.sink(sinks)
-    return softmax.result().to(query.dtype)
+    return saturated(softmax.result(), query.dtype)
 
 
 def _add_stream(softmax: _OnlineSoftmax, stream: PackedStream, tables: Tables, rope: RopeStyle, tile: int) -> None:
