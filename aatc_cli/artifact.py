@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from aatc_cli.config import Geometry
-from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
+from aatc_cli.disk import flush, read_record, replace_directory, unwritable, write_text
+from aatc_cli.errors import ArtifactError, SettingsMismatchError
 from aatc_cli.profiles import explain
 from aatc_cli.tensor_file import TensorFile, tensor_bytes
 
@@ -126,7 +127,7 @@ class ArtifactWriter:
         try:
             self._file.add(name, tensor)
         except OSError as failure:
-            raise self._unwritable(failure) from failure
+            raise unwritable(self.path, failure) from failure
         self._entries[name] = TensorEntry(
             dtype=_dtype_name(tensor.dtype), shape=tuple(tensor.shape), sha256=tensor_digest(tensor)
         )
@@ -167,14 +168,11 @@ class ArtifactWriter:
     def _place(self, manifest: Manifest) -> None:
         try:
             self._file.finish()
-            _fsync(self._temporary / TENSORS)
+            flush(self._temporary / TENSORS)
         except OSError as failure:
-            raise self._unwritable(failure) from failure
+            raise unwritable(self.path, failure) from failure
         write_text(self._temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         replace_directory(self._temporary, self.path)
-
-    def _unwritable(self, failure: OSError) -> AatcError:
-        return AatcError(f"{self.path} cannot be written: {failure}", "check the space left on the disk")
 
 
 class Artifact:
@@ -234,7 +232,7 @@ def read_manifest(path: Path) -> Manifest:
     if not file.is_file():
         raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}", "give the directory of an artifact")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_record(file)
         raw = json.loads(text, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{file} cannot be read: {error}", "make the artifact again with --force") from error
@@ -300,38 +298,6 @@ def damaged(path: Path, kind: str, reason: str) -> ArtifactError:
     return ArtifactError(
         f"{path} is damaged: {reason}", f"make it again: {REMEDY.get(kind, 'the stage that wrote it')} --force"
     )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` whole or not at all, and flush it to disk."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        _fsync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def replace_directory(source: Path, target: Path) -> None:
-    """Move the finished directory ``source`` to ``target``, replacing what is there; on failure that stays."""
-    retired = target.parent / f".{target.name}.old-{os.getpid()}"
-    if target.exists():
-        os.rename(target, retired)
-    try:
-        os.rename(source, target)
-    except BaseException:
-        if retired.exists():
-            os.rename(retired, target)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

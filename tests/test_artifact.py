@@ -26,13 +26,12 @@ from aatc_cli.artifact import (
     TextRecord,
     digest_of,
     open_artifact,
-    replace_directory,
     require_model,
     tensor_digest,
     unchanged,
-    write_text,
 )
 from aatc_cli.config import Geometry
+from aatc_cli.disk import replace_directory, write_text
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 from aatc_cli.tensor_file import TensorFile
 
@@ -143,7 +142,7 @@ def test_nothing_appears_unless_the_block_ends_after_commit(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "point", ["TensorFile.add", "TensorFile.finish", "write_text", "_fsync", "replace_directory", "os.rename"]
+    "point", ["TensorFile.add", "TensorFile.finish", "write_text", "flush", "replace_directory", "os.rename"]
 )
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "new"])
 def test_failing_anywhere_leaves_what_was_there(

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from aatc_cli.artifact import write_text
 from aatc_cli.config import Settings
+from aatc_cli.disk import read_record, write_text
 from aatc_cli.errors import ArtifactError
+from aatc_cli.locking import locked, sweep
 from aatc_cli.profiles import explain
 
 Task = Literal["kl", "perplexity", "distortion"]
@@ -104,16 +105,17 @@ class Evaluation(Measurement):
 
 def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
     """Write ``evaluation`` into ``folder`` under its own file name, atomically; returns the path."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / evaluation.file_name
-    write_text(path, evaluation.model_dump_json(indent=2) + "\n")
+    with locked(folder, wait=True):
+        sweep(folder)
+        write_text(path, evaluation.model_dump_json(indent=2) + "\n")
     return path
 
 
 def read_measurement(path: Path, kind: type[M]) -> M:
     """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        raw: Any = json.loads(read_record(path))
         return kind.model_validate(raw)
     except ValidationError as error:
         raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from aatc_cli.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, replace_directory, tensor_digest, write_text
+from aatc_cli.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
 from aatc_cli.config import Window
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.errors import ArtifactError
+from aatc_cli.disk import flush, read_record, replace_directory, unwritable, write_text
+from aatc_cli.errors import AatcError, ArtifactError
+from aatc_cli.locking import locked, sweep
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.profiles import explain
 from aatc_cli.runtime.batch import CacheSpec, Group
@@ -60,9 +64,14 @@ class CacheManifest(_Record):
 
 
 def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
-    """Write ``cache`` to ``folder``, whole or not at all, replacing what is there."""
+    """Write ``cache`` to ``folder``, whole or not at all, replacing what is there.
+
+    Raises `AatcError` when the disk does not take it, or a forward pass through the cache was interrupted.
+    """
     state = cache.state
     assert isinstance(state, CompressedState)
+    if any(store.tokens != group.length for group in state.groups for store in group.stores):
+        raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     draft = CacheManifest(
         schema_version=1, kind="cache", plan=plan_digest(session.spec), model=model_digest(session.model),
@@ -72,15 +81,25 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
     )  # fmt: skip
     manifest = draft.model_copy(update={"digest": draft.computed_digest()})
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        save_file(tensors, temporary / TENSORS)
-        write_text(temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-        replace_directory(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with _held(folder):
+        try:
+            temporary.mkdir()
+            save_file(tensors, temporary / TENSORS)
+            flush(temporary / TENSORS)
+            write_text(temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+            replace_directory(temporary, folder)
+        except (OSError, SafetensorError) as failure:
+            raise unwritable(folder, failure) from failure
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the place of one saved cache for writing, waiting for another writer; clear what a killed one left."""
+    with locked(folder.parent, f".{folder.name}.lock", wait=True):
+        sweep(folder.parent, folder.name)
+        yield
 
 
 def load_cache(session: Session, folder: Path) -> HostedCache:
@@ -153,7 +172,7 @@ def _read_manifest(folder: Path) -> CacheManifest:
     if not file.is_file():
         raise ArtifactError(f"there is no saved cache at {folder}", "give a folder that save_cache wrote")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_record(file)
         version = json.loads(text).get("schema_version")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(folder, f"its manifest cannot be read: {error}") from error

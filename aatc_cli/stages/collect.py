@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifact import Manifest, replace_directory, unchanged
+from aatc_cli.artifact import Manifest, unchanged
 from aatc_cli.config import Geometry
 from aatc_cli.console import Ticker, progress, say, working
 from aatc_cli.core import Side
 from aatc_cli.core.stats import sample_rows
+from aatc_cli.disk import replace_directory
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.fisher import fisher_pass
 from aatc_cli.models.adapter import attention_sites, non_finite

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.locking import locked, sweep
 from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
@@ -79,40 +77,15 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for writing; raises `AatcError` naming the process that already does."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                handle.seek(0)
-                pid = handle.read().strip()
-                owner = f"process {pid}" if pid else "another process"
-                raise AatcError(
-                    f"{self.root} is being written by {owner}", "wait for it, or use another --run directory"
-                ) from error
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
+        with locked(self.root, wait=False):
             for folder in (self.root, self.root / "plans", self.root / "transforms"):
-                _sweep(folder)
+                sweep(folder)
             yield
 
 
 def _visible(folder: Path) -> list[Path]:
     """What lies in ``folder``, in name order, without the temporary directories of a writer at work."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written; bring back an artifact it had just moved aside."""
-    for leftover in [*folder.glob(".*.tmp-*"), *folder.glob(".*.old-*")]:
-        name = leftover.name[1:].rsplit(".", 1)[0]
-        if ".old-" in leftover.name and not (folder / name).exists():
-            os.rename(leftover, folder / name)
-        elif leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
 
 
 def open_stats(path: Path) -> Artifact:

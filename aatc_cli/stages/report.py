@@ -15,12 +15,13 @@ from aatc_cli.artifact import (
     open_artifact,
     read_manifest,
     require_model,
-    write_text,
 )
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats, normalized_energy
+from aatc_cli.disk import write_text
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.locking import locked, sweep
 from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
 from aatc_cli.report.document import NO_PLANS, build_document
 from aatc_cli.report.render import render_csv, render_html, render_json, render_markdown
@@ -55,9 +56,10 @@ def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
         files.csv: render_csv(data.evaluations),
         files.json: render_json(data),
     }
-    run.report.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        write_text(path, text)
+    with locked(run.report, wait=True):
+        sweep(run.report)
+        for path, text in texts.items():
+            write_text(path, text)
     return files
 
 

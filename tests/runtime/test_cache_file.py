@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.errors import ArtifactError
+from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 from aatc_cli.runtime.session import compressed
@@ -127,7 +127,7 @@ def test_a_failed_save_leaves_what_was_there(llama, codecs, saved, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(module, "write_text", full)
-    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(OSError, match="no space"):
+    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(AatcError, match="no space"):
         save_cache(session.new_cache(), session, saved)
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
-    assert [file.name for file in saved.parent.iterdir()] == [saved.name]
+    assert {file.name for file in saved.parent.iterdir()} == {saved.name, f".{saved.name}.lock"}
