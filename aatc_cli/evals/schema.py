@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from aatc_cli.artifact import digest_of
 from aatc_cli.config import Settings
 from aatc_cli.disk import read_record, write_text
 from aatc_cli.errors import ArtifactError
@@ -26,7 +27,7 @@ M = TypeVar("M", bound="Measurement")
 class Measurement(Settings):
     """What every evaluation says of itself: of which cache and model it is, and where it ran."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     task: str
     recipe: str
     budget: str | None = Field(None, description="the plan's budget label; null for fp16")
@@ -104,18 +105,29 @@ class Evaluation(Measurement):
 
 
 def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
-    """Write ``evaluation`` into ``folder`` under its own file name, atomically; returns the path."""
+    """Write ``evaluation`` with its digest into ``folder`` under its own file name, atomically; returns the path."""
     path = folder / evaluation.file_name
+    data = evaluation.model_copy(update={"schema_version": 2}).model_dump(mode="json")
+    text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
     with locked(folder, wait=True):
         sweep(folder)
-        write_text(path, evaluation.model_dump_json(indent=2) + "\n")
+        write_text(path, text + "\n")
     return path
 
 
 def read_measurement(path: Path, kind: type[M]) -> M:
-    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
+    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema.
+
+    Since version 2 a digest in the file covers all of it; files of version 1 have none.
+    """
     try:
         raw: Any = json.loads(read_record(path))
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if type(version) is int and version not in (1, 2):
+            problem = f"{path} has schema version {version}; this aatc reads versions 1 and 2"
+            raise ArtifactError(problem, "use the aatc that wrote it, or run aatc eval again")
+        if version == 2 and raw.pop("digest", None) != digest_of(raw):
+            raise ArtifactError(f"{path} is damaged: it does not match its own digest", "run aatc eval again")
         return kind.model_validate(raw)
     except ValidationError as error:
         raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error

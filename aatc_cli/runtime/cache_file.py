@@ -12,13 +12,12 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from aatc_cli.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
 from aatc_cli.config import Window
-from aatc_cli.core.layout import packed_tokens
 from aatc_cli.disk import flush, read_record, replace_directory, unwritable, write_text
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.locking import locked, sweep
@@ -27,7 +26,7 @@ from aatc_cli.profiles import explain
 from aatc_cli.runtime.batch import CacheSpec, Group
 from aatc_cli.runtime.cache import CompressedState
 from aatc_cli.runtime.session import Session
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.store_check import fits
 
 # numbers of every weight that go into the model's digest
 _SAMPLES = 64
@@ -116,15 +115,8 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
             raise ArtifactError(
                 f"the cache in {folder} was made with another {what}", f"use the {what} it was made with"
             )
-    try:
-        tensors = load_file(folder / TENSORS)
-    except (SafetensorError, OSError) as error:
-        raise _damaged(folder, f"{TENSORS} cannot be read: {error}") from error
-    if tensors.keys() != manifest.tensors.keys():
-        raise _damaged(folder, f"{TENSORS} does not hold the tensors that the manifest lists")
-    for name, tensor in tensors.items():
-        if _entry(tensor) != manifest.tensors[name]:
-            raise _damaged(folder, f"tensor {name!r} is not the one recorded")
+    tensors = _read_tensors(folder, manifest)
+    _check_groups(folder, manifest, session.spec)
     cache = session.new_cache()
     state = cache.state
     assert isinstance(state, CompressedState)
@@ -134,17 +126,48 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
         stores = session.spec.stores(len(record.rows))
         for layer, store in enumerate(stores):
             prefix = f"groups.{index}.layers.{layer}."
+            held = {name: tensors.get(prefix + name) for name in store.tensors()}
             store.tokens = record.length
+            if not fits(store, held):
+                raise _damaged(folder, f"layer {layer} of group {index} is not that of {record.length} tokens")
             # a clone owns its storage: what safetensors hands out may be part of a larger one
-            store.load({name: tensors[prefix + name].to(device).clone() for name in store.tensors()})
+            store.load({name: tensor.to(device).clone() for name, tensor in held.items() if tensor is not None})
         state.groups.append(Group(record.rows, record.offset, record.length, stores))
-    if any(
-        isinstance(store, LayerStore) and store.packed < packed_tokens(group.length, manifest.window)
-        for group in state.groups
-        for store in group.stores
-    ):
-        raise _damaged(folder, "it holds fewer packed tokens than its length asks for")
+    if state.tensors().keys() != tensors.keys():
+        raise _damaged(folder, "it holds tensors of no layer")
     return cache
+
+
+def _read_tensors(folder: Path, manifest: CacheManifest) -> dict[str, torch.Tensor]:
+    """All tensors of a saved cache, each as the manifest has it; shapes are compared before anything is read."""
+    file = folder / TENSORS
+    if file.is_symlink() or not file.is_file():
+        raise _damaged(folder, f"{TENSORS} is missing or not a regular file")
+    tensors = {}
+    try:
+        with safe_open(file, framework="pt") as handle:
+            if set(handle.keys()) != set(manifest.tensors):
+                raise _damaged(folder, f"{TENSORS} does not hold the tensors that the manifest lists")
+            for name, entry in manifest.tensors.items():
+                if tuple(handle.get_slice(name).get_shape()) != entry.shape:
+                    raise _damaged(folder, f"tensor {name!r} is not the one recorded")
+                tensors[name] = handle.get_tensor(name)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(folder, f"{TENSORS} cannot be read: {error}") from error
+    for name, tensor in tensors.items():
+        if _entry(tensor) != manifest.tensors[name]:
+            raise _damaged(folder, f"tensor {name!r} is not the one recorded")
+    return tensors
+
+
+def _check_groups(folder: Path, manifest: CacheManifest, spec: CacheSpec) -> None:
+    """Raise `ArtifactError` unless every row of the batch is in one group, and no group is longer than what was fed."""
+    rows = sorted(row for group in manifest.groups for row in group.rows)
+    sound = rows == list(range(len(rows))) and manifest.columns >= 0 and bool(rows) == bool(manifest.groups)
+    for group in manifest.groups:
+        sound = sound and bool(group.rows) and group.offset >= 0 and 0 <= group.length <= manifest.columns
+    if not sound or manifest.window != spec.window:
+        raise _damaged(folder, "its groups of sequences do not make a batch")
 
 
 def plan_digest(spec: CacheSpec) -> str:

@@ -93,7 +93,7 @@ def _collect(
     run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
     options: CollectOptions, profile: ModelProfile | None, processes: Processes,
 ) -> Manifest | None:  # fmt: skip
-    target, partial = run.stats(name), run.root / f".{name}.partial"
+    target, partial = run.stats(name), run.checkpoint(name)
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
@@ -153,7 +153,7 @@ def _existing(
     run: Run, name: str, wanted: dict[str, Any], options: CollectOptions, processes: Processes
 ) -> Manifest | None:
     """The finished Stats that are there already, if they are the ones asked for; refuses a checkpoint of others."""
-    partial = run.root / f".{name}.partial"
+    partial = run.checkpoint(name)
     existing = unchanged(run.stats(name), "stats", wanted, force=options.force)
     if existing is None:
         if options.force:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,37 +43,50 @@ class Run:
                 f"{name!r} cannot be the name of Stats",
                 f"use letters, digits, '.', '_' and '-', and none of {', '.join(_FOLDERS)}",
             )
-        return self.root / name
+        return self._own(self.root / name)
 
     def all_stats(self) -> list[Path]:
         """Directories of all finished Stats, in name order."""
-        return [path for path in _visible(self.root) if path.name not in _FOLDERS and (path / MANIFEST).is_file()]
+        found = [path for path in _visible(self.root) if path.name not in _FOLDERS and (path / MANIFEST).is_file()]
+        return [self._own(path) for path in found]
+
+    def checkpoint(self, name: str) -> Path:
+        """Directory of the checkpoint of the Stats called ``name``."""
+        return self._own(self.root / f".{name}.partial")
 
     def transform(self, name: str) -> Path:
         """Directory of a Transform by its name (`profiles.transform_name`: "whiten", "metric-keys-per-head")."""
-        return self.root / "transforms" / name
+        return self._own(self.root / "transforms" / name)
 
     def transforms(self) -> list[Path]:
         """Directories of all transforms, in name order."""
-        return _visible(self.root / "transforms")
+        return [self._own(path) for path in _visible(self.root / "transforms")]
 
     def plan(self, recipe: str, budget: Budget) -> Path:
         """Directory of the Plan of a recipe at a budget."""
-        return self.root / "plans" / f"{recipe}-{budget.label}"
+        return self._own(self.root / "plans" / f"{recipe}-{budget.label}")
 
     def plans(self) -> list[Path]:
         """Directories of all plans, in name order."""
-        return _visible(self.root / "plans")
+        return [self._own(path) for path in _visible(self.root / "plans")]
 
     @property
     def evals(self) -> Path:
         """Folder of the evaluation files."""
-        return self.root / "evals"
+        return self._own(self.root / "evals")
 
     @property
     def report(self) -> Path:
         """Folder of the report."""
-        return self.root / "report"
+        return self._own(self.root / "report")
+
+    def _own(self, path: Path) -> Path:
+        """``path``; raises `ArtifactError` when symbolic links lead from it out of the run."""
+        place, root = (Path(os.path.realpath(each)) for each in (path, self.root))
+        if not place.is_relative_to(root):
+            problem = f"{path} leads out of the run directory {self.root} by a symbolic link"
+            raise ArtifactError(problem, "put the folder itself in its place, or name it by an option")
+        return path
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -253,7 +267,7 @@ def head_groups_of(artifact: Artifact, recorded: object) -> HeadGroups:
 
 def transform_of(plan: Plan, path: Path | None = None) -> Artifact:
     """The Transform a plan was made from, beside it in the run or at ``path``; raises `ArtifactError`."""
-    place = path or plan.artifact.path.parent.parent / "transforms" / plan.recipe.transform_name
+    place = path or Run(plan.artifact.path.parent.parent).transform(plan.recipe.transform_name)
     transform = open_artifact(place, "transform")
     if transform.manifest.digest != plan.artifact.manifest.inputs.get("transform"):
         raise ArtifactError(

@@ -89,10 +89,9 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
 
 def _sources(run: Run) -> list[tuple[str, ModelIdentity, list[TextRecord]]]:
     """Name, model and texts of every Stats and Transform of the run, in name order."""
-    folders = [path for path in (run.root, run.root / "transforms") if path.is_dir()]
     found: list[tuple[str, ModelIdentity, list[TextRecord]]] = []
-    for path in (child for folder in folders for child in sorted(folder.iterdir())):
-        if path.name.startswith(".") or not (path / MANIFEST).is_file():
+    for path in [*run.all_stats(), *run.transforms()]:
+        if not (path / MANIFEST).is_file():
             continue
         manifest = read_manifest(path)
         if manifest.kind != "plan":

@@ -87,7 +87,7 @@ def test_another_plan_window_or_model_is_refused(llama, codecs, saved, new_model
     ("change", "says"),
     [
         (lambda f: f.joinpath("manifest.json").unlink(), "no saved cache"),
-        (lambda f: f.joinpath("tensors.safetensors").unlink(), "cannot be read"),
+        (lambda f: f.joinpath("tensors.safetensors").unlink(), "is missing"),
         (lambda f: f.joinpath("manifest.json").write_text("{"), "cannot be read"),
         (lambda f: f.joinpath("manifest.json").write_text("[]"), "cannot be read"),
         (lambda f: edit(f, schema_version=2), "schema version 2"),
