@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 MODELS := .models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct
 RUN ?= run
+GOLDEN ?= tests/golden/run
+REDERIVED ?= build/golden
+# golden-check needs nothing but an installed aatc: that of .venv, where there is one
+AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-.PHONY: help install model demo test test-slow test-gpu lint check docs golden clean
+.PHONY: help install model demo test test-slow test-gpu lint check docs golden golden-check clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,7 +61,13 @@ docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
 
 golden: install ## Write the golden files of the tests anew
-	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py
+	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py tests/test_golden.py
+
+golden-check: ## Derive the committed plans anew from their Transforms and fail on any difference
+	@set -e; for plan in $(GOLDEN)/plans/*; do $(AATC) allocate --check $$plan; done
+	@rm -rf $(REDERIVED) && mkdir -p $(REDERIVED) && cp -r $(GOLDEN)/transforms $(REDERIVED)/
+	@$(AATC) allocate --run $(REDERIVED) --recipe paper --recipe loss-aware --budget 3
+	diff -r -I '"\(aatc\|python\|torch\|transformers\|numpy\)": ' $(GOLDEN)/plans $(REDERIVED)/plans
 
 clean: ## Remove the run directory
 	rm -rf $(RUN)

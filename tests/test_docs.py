@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
 from functools import reduce
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 import typer
 import typer.cli
 import typer.main
+import yaml
 
 import aatc_cli
 from aatc_cli.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
@@ -28,7 +30,7 @@ from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_mo
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-MATH, FORMAT, PIPELINE = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline"))
+MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
 COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report")
@@ -158,6 +160,32 @@ def test_documented_commands_parse():
         parse(arguments)
     assert len(commands) > 30
     assert {arguments[0] for arguments in commands} == set(COMMANDS)
+
+
+def test_the_example_of_a_ci_job():
+    """It is YAML of the form that GitHub reads, and all of its steps are commands that there are."""
+    text = CI.read_text("utf-8")
+    [block] = fences(text, "yaml")
+    workflow = yaml.safe_load(block)
+    # YAML 1.1 reads a bare on as true
+    assert workflow.keys() == {"name", True, "permissions", "jobs"}
+    assert set(workflow[True]) <= {"push", "pull_request", "schedule"}
+    for job in workflow["jobs"].values():
+        assert {"runs-on", "steps"} <= job.keys() <= {"runs-on", "steps", "timeout-minutes"}
+        for step in job["steps"]:
+            assert step.keys() in ({"run"}, {"uses"}, {"uses", "with"})
+    scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    scripts += fences(text, "sh", "console")
+    commands = [arguments for script in scripts for arguments in aatc_commands(script)]
+    for arguments in commands:
+        parse(arguments)
+    assert [arguments[0] for arguments in commands].count("allocate") == 3
+    for script in scripts:
+        plain = re.sub(r"^\$ ", "", script, flags=re.M)
+        assert subprocess.run(["sh", "-n"], input=plain, text=True, check=False).returncode == 0, script
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    named_targets = re.findall(r"\bmake ([a-z-]+)", text)
+    assert {"golden", "golden-check"} <= set(named_targets) <= set(targets)
 
 
 def test_commands_are_found_in_shell_and_make():
