@@ -18,7 +18,7 @@ from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, make_tile, tile_attention
+from aatc_cli.evals.teacher_forced import Method, check_rows, make_tile, tile_attention
 from aatc_cli.models.adapter import AttentionSite, ExactLayer, attention_layers, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override
 
@@ -71,6 +71,7 @@ def chunked_logits(model: Any, sites: list[AttentionSite], method: Method, token
 
 def _attend(layers: list[_Layer | None], inputs: LayerInputs, method: Method, start: int, end: int) -> Tensor:
     """Attention of one layer over the chunk ``start`` .. ``end`` - 1, which enters what the layer has seen."""
+    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw, start)
     seen = _seen(inputs, method)
     found = layers[inputs.site.layer]
     if found is None:

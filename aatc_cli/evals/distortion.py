@@ -23,7 +23,7 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import unapply_rope
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import DistortionRow
-from aatc_cli.evals.teacher_forced import mixed_attention
+from aatc_cli.evals.teacher_forced import check_rows, mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
@@ -89,6 +89,7 @@ def _measure_layer(
     inputs: LayerInputs, codecs: dict[Side, TransformCodec], window: Window, positions: Sequence[int],
     table: dict[tuple[int, Side, float, bool], _Sums],
 ) -> None:  # fmt: skip
+    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     heads, kv_heads, dim = inputs.query.shape[1], inputs.key.shape[1], inputs.key.shape[3]
     share = heads // kv_heads
     output_rows = inputs.site.o.weight.to(torch.float64).T.reshape(heads, dim, -1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
 from aatc_cli.evals.chunked import chunked_logits
-from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
+from aatc_cli.evals.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.placement import input_device
@@ -63,7 +63,10 @@ def score_windows(
     for index, window in enumerate(windows):
         tokens = window[None].to(device)
         reference = scored_logits(model, tokens, first)
-        check_finite(reference, "reference", index)
+        if not bool(torch.isfinite(reference).all()):
+            # where it began says more than where it ended; that takes one more pass, and only now
+            check_model_rows(model, sites, tokens)
+            check_finite(reference, "reference", index)
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()

@@ -22,8 +22,9 @@ from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import AttentionSite, rebias
+from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+from aatc_cli.models.capture import capture
 
 _TILE = 256
 
@@ -69,9 +70,11 @@ def reconstruct(
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
     The codecs see the tokens behind the ``sinks``, so that the first they see is the first that is packed, and blocks
-    of tokens begin where a cache's do. Raises `AatcError` when re-rotating the captured keys does not give the model's
-    own keys, which means that the model's position embedding is not the one its architecture is known for.
+    of tokens begin where a cache's do. Raises `AatcError` for keys or values that are not finite, and when re-rotating
+    the captured keys does not give the model's own keys, which means that the model's position embedding is not the one
+    its architecture is known for.
     """
+    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     heads, dim = inputs.key.shape[1], inputs.key.shape[3]
 
     def by_head(x: Tensor) -> Tensor:
@@ -153,6 +156,26 @@ def make_tile(window: Window, start: int, end: int, sliding: int | None, device:
     if sliding is not None:
         allowed &= queries - torch.cat((places[:sinks], places[far], places[near])) < sliding
     return Tile(sinks, far, near, allowed.to(device))
+
+
+def check_rows(layer: int, keys: Tensor, values: Tensor, first: int = 0) -> None:
+    """Raise `AatcError` naming layer and token of the first keys or values [B, T, C] that are not finite.
+
+    ``first`` is the number of the first token given.
+    """
+    for what, rows in (("keys", keys), ("values", values)):
+        bad = non_finite(rows)
+        if bad is not None:
+            raise AatcError(
+                f"the {what} of layer {layer} are not finite at token {first + bad[1]}",
+                "run with --dtype float32 or bfloat16; float16 overflows in some models",
+            )
+
+
+def check_model_rows(model: torch.nn.Module, sites: list[AttentionSite], tokens: Tensor) -> None:
+    """Raise `AatcError`, as `check_rows`, for the model's own keys and values of a window [1, T]."""
+    with capture(sites, lambda layer, q, k, v: check_rows(layer, k, v)):
+        scored_logits(model, tokens, tokens.shape[1] - 2)
 
 
 def check_finite(logits: Tensor, name: str, window: int) -> None:

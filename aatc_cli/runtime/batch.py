@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from aatc_cli.errors import AatcError
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import LayerStore
+
+# the latents of larger numbers may be infinite in float32, whose range they leave by this factor
+_HEADROOM = 2.0**24
+LARGEST = torch.finfo(torch.float32).max / _HEADROOM
 
 # the cache of one layer: compressed, or a sliding one that stays exact
 Store = LayerStore | SlidingStore
@@ -63,12 +67,55 @@ class Group:
 
 @dataclass
 class Step:
-    """One forward pass: new tokens per group, and with recording what it takes to undo it."""
+    """One forward pass: new tokens per group, and with recording what it takes to undo it.
+
+    fresh: per layer and group the keys and values [b, n, C] of new tokens that are still to be looked at.
+    """
 
     width: int
     counts: list[int]
     before: list[list[Store]]
     given: list[tuple[Tensor, Tensor]]
+    fresh: list[Fresh] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Keys and values [b, n, C] of the newest n tokens of a group in the layer at ``place``, all layers counted."""
+
+    place: int
+    group: Group
+    keys: Tensor
+    values: Tensor
+
+
+def check_rows(fresh: list[Fresh]) -> None:
+    """Raise `AatcError` naming layer, token and sequence of the first row that is not finite or beyond `LARGEST`.
+
+    One look at the device for all that is given.
+    """
+    if not fresh:
+        return
+    keys, values = (
+        torch.cat(rows) if len(rows) > 1 else rows[0]
+        for rows in ([one.keys.flatten(0, 1) for one in fresh], [one.values.flatten(0, 1) for one in fresh])
+    )
+    # zero for a row that a cache can hold, NaN for another
+    marks = torch.stack((*keys.aminmax(dim=-1), *values.aminmax(dim=-1))).float().mul(_HEADROOM).mul(0).sum(0).isnan()
+    if not bool(marks.any()):
+        return
+    first = int(marks.nonzero()[0])
+    for one in fresh:
+        rows = one.keys.shape[0] * one.keys.shape[1]
+        if first < rows:
+            break
+        first -= rows
+    row, index = divmod(first, one.keys.shape[1])
+    raise AatcError(
+        f"the keys or values of layer {one.place} are not finite, or beyond {LARGEST:.0e}, "
+        f"at token {one.group.length - one.keys.shape[1] + index} of sequence {one.group.rows[row]}",
+        "load the model in float32 or bfloat16, and begin a new cache",
+    )
 
 
 def new_tokens(groups: list[Group], columns: int, mask: Tensor | None, width: int) -> list[int]:

@@ -18,7 +18,7 @@ from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import exact_attention
 from aatc_cli.models.cache_hooks import CacheCall
 from aatc_cli.runtime.attention import Tables, cached_attention
-from aatc_cli.runtime.batch import CacheSpec, Group, Step, alike, new_tokens, starts_of
+from aatc_cli.runtime.batch import CacheSpec, Fresh, Group, Step, alike, check_rows, new_tokens, starts_of
 from aatc_cli.runtime.sliding import SlidingStore, sliding_attention
 from aatc_cli.runtime.store import LayerStore
 
@@ -36,6 +36,7 @@ class CompressedState:
         self.columns = 0
         self.batch = -1
         self.recording = False
+        self.refused = False
         self.groups: list[Group] = []
         self._step: Step | None = None
         self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -107,11 +108,15 @@ class CompressedState:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.groups, self.columns, self.batch, self._step = [], 0, -1, None
+        self.groups, self.columns, self.batch, self._step, self.refused = [], 0, -1, None, False
 
     @torch.no_grad()
     def attend(self, call: CacheCall) -> Tensor:
-        """Attention of one layer, whose new tokens enter the store. -> [B, Hq, q, D], zero at padding."""
+        """Attention of one layer, whose new tokens enter the store. -> [B, Hq, q, D], zero at padding.
+
+        Raises `AatcError` for a key or value that is NaN or infinite, which spoils the cache: of a prompt at its layer,
+        of a single token when the last layer has come.
+        """
         layer = call.site.place
         if layer == 0:
             self._begin(call)
@@ -130,6 +135,7 @@ class CompressedState:
                     out[group.rows, :, step.width - count :] = self._attend_group(_part(call, group.rows, count), group)
         if layer == len(self.spec.windows) - 1:
             self._tables.clear()
+            self._check(step.fresh)
             self._step = step if self.recording else None
         return out
 
@@ -144,12 +150,16 @@ class CompressedState:
         for group, count in zip(self.groups, step.counts, strict=True):
             if count:
                 part = call if count == step.width and len(self.groups) == 1 else _part(call, group.rows, count)
+                self._note(step, part, group)
                 group.stores[place].append(part.k_rows, part.v_rows)
         if place == len(self.spec.windows) - 1:
+            self._check(step.fresh)
             self._step = None
 
     def _attend_group(self, call: CacheCall, group: Group) -> Tensor:
         store, count = group.stores[call.site.place], call.query.shape[2]
+        assert self._step is not None
+        self._note(self._step, call, group)
         if isinstance(store, SlidingStore):
             out = sliding_attention(
                 call.query, call.key, call.value, store, call.scaling, sinks=call.site.sinks, softcap=call.site.softcap
@@ -213,7 +223,7 @@ class CompressedState:
             raise AatcError(
                 f"a batch of {batch} does not fit a cache of {self.batch} sequences", "begin a new cache for it"
             )
-        if any(store.tokens != group.length for group in self.groups for store in group.stores):
+        if self.refused or any(store.tokens != group.length for group in self.groups for store in group.stores):
             raise AatcError("an earlier forward pass through this cache was interrupted", "begin a new cache")
         counts = new_tokens(self.groups, self.columns, call.mask, width)
         starts = starts_of(call.positions, counts, width)
@@ -231,6 +241,20 @@ class CompressedState:
         news = [counts[group.rows[0]] for group in groups]
         self._step = Step(width, news, [[] for _ in groups] if self.recording else [], [])
         self._tables.clear()
+
+    def _note(self, step: Step, call: CacheCall, group: Group) -> None:
+        """Look at the rows of a call: at once, or those of a single token later, with those of the other layers."""
+        step.fresh.append(Fresh(call.site.place, group, call.k_rows, call.v_rows))
+        if call.query.shape[2] > 1:
+            self._check(step.fresh)
+
+    def _check(self, fresh: list[Fresh]) -> None:
+        try:
+            check_rows(fresh)
+            fresh.clear()
+        except AatcError:
+            self._step, self.refused = None, True
+            raise
 
     def _check_limit(self, lengths: list[int]) -> None:
         switch, before = self.spec.switch, max(group.offset + group.length for group in self.groups)
@@ -251,7 +275,7 @@ class CompressedState:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self)(self.spec)
-        new.columns, new.batch, new.recording = self.columns, self.batch, self.recording
+        new.columns, new.batch, new.recording, new.refused = self.columns, self.batch, self.recording, self.refused
         new.groups = [group.select(list(range(len(group.rows))), list(group.rows)) for group in self.groups]
         return new
 
