@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aatc_cli.config import MAX_BITS
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.lloyd import DISTORTION, DISTORTION_UNIFORM
+from aatc_cli.core.token_classes import TokenClasses
 from aatc_cli.errors import AatcError
 from aatc_cli.profiles import HeadGroups, Recipe
 
@@ -43,6 +44,7 @@ class Allocation:
     """Widths per layer and side, and what they are predicted to leave: the sum of the recipe's curves at the widths.
 
     starts: of recipes that code blocks of one precision, 1 where a block begins, else 0; the same shapes as ``bits``.
+    classes: of recipes with token rates; the widths of a site are then [n, C], one row for each of n classes.
     With Fisher weights ``predicted`` is the divergence (KL) from the uncompressed model in nats per position, to second
     order.
     """
@@ -51,6 +53,7 @@ class Allocation:
     predicted: dict[Side, float]
     water_level: dict[Side, float]
     starts: list[dict[Side, Ints]] | None = None
+    classes: TokenClasses | None = None
 
 
 def exponential_curves(energy: Floats, max_bits: int) -> Floats:
@@ -71,27 +74,32 @@ def channel_curves(energy: Floats, recipe: Recipe) -> Floats:
     return curves
 
 
-def waterfill(curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None) -> Ints:
+def waterfill(
+    curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None, prices: Ints | None = None
+) -> Ints:
     """Widths minimising the summed distortion under ``sum(bits) <= budget``; exact for convex falling curves.
 
     curves [n, max + 1] gives each channel's distortion at 0, 1, ... bits; ``widths`` are those that may be used, rising
     (None: all from ``min_bits``). Gains per bit are spent in falling order, ties to the lower channel; bits that gain
     nothing are not spent. Where widths lie more than a bit apart the steps that no longer fit are passed over; what is
     bought before the first of them is still the best use of what it costs.
+    prices [n]: what one bit of a channel takes from the budget, 1 each unless given; the curves are of one of so many
+    alike, so that prices[c] times the curve of c is minimised. Steps that do not fit are passed over in the same way.
     Raises `AatcError` when the narrowest width everywhere already exceeds the budget.
     """
     channels = curves.shape[0]
     allowed = np.asarray(widths if widths is not None else range(min_bits, curves.shape[1]), dtype=np.int64)
-    spare = _spare(budget, channels, int(allowed[0]))
+    each = np.ones(channels, dtype=np.int64) if prices is None else prices
+    spare = _spare(budget, int(each.sum()), int(allowed[0]))
     steps = np.diff(allowed)
     gains = ((curves[:, allowed[:-1]] - curves[:, allowed[1:]]) / steps).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0]
-    spent = np.cumsum(steps[order % steps.size]) if steps.size else order
+    spent = np.cumsum(steps[order % steps.size] * each[order // steps.size]) if steps.size else order
     fitting = int(np.searchsorted(spent, spare, side="right"))
     counts = np.bincount(order[:fitting] // max(steps.size, 1), minlength=channels)
-    if fitting < order.size and steps.max() > 1:
-        _fill_rest(counts, order[fitting:], steps, spare - int(spent[fitting - 1] if fitting else 0))
+    if fitting < order.size and steps.max() * each.max() > 1:
+        _fill_rest(counts, order[fitting:], steps, each, spare - int(spent[fitting - 1] if fitting else 0))
     return allowed[counts]
 
 
@@ -105,30 +113,32 @@ def _spare(budget: int, channels: int, narrowest: int) -> int:
     return spare
 
 
-def _fill_rest(counts: Ints, order: Ints, steps: Ints, spare: int) -> None:
+def _fill_rest(counts: Ints, order: Ints, steps: Ints, prices: Ints, spare: int) -> None:
     """Take further steps, best first, while they fit into ``spare`` bits; a channel takes its steps in turn."""
-    for place in order[steps[order % steps.size] <= spare]:
+    for place in order[steps[order % steps.size] * prices[order // steps.size] <= spare]:
         channel, step = divmod(int(place), steps.size)
-        if counts[channel] == step and steps[step] <= spare:
+        cost = int(steps[step] * prices[channel])
+        if counts[channel] == step and cost <= spare:
             counts[channel] += 1
-            spare -= int(steps[step])
+            spare -= cost
             if spare == 0:
                 return
 
 
-def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
+def reverse_waterfill(energy: Floats, budget: float, prices: Ints | None = None) -> tuple[Floats, float]:
     """Continuous reverse water-filling (paper, Eq. bit-allocation): widths b* = max(0, log4(energy / level)), level.
 
     Its distortion is the lower bound of every integer allocation with the same budget. Zero-energy channels get
-    nothing; with no energy at all the level is 0.
+    nothing; with no energy at all the level is 0. ``prices`` as in `waterfill`.
     """
-    positive = np.sort(energy[energy > 0])[::-1]
-    if positive.size == 0:
+    each = np.ones(energy.size, dtype=np.int64) if prices is None else prices
+    falling = np.argsort(-energy, kind="stable")[: int((energy > 0).sum())]
+    if falling.size == 0:
         return np.zeros_like(energy), 0.0
-    logs = np.log2(positive) / 2
+    logs, paid = np.log2(energy[falling]) / 2, each[falling]
     # with the n largest channels under water, sum(logs) - n * log_level = budget; n = 1 always qualifies, also when the
     # budget is zero or too small to move the logarithm
-    candidates = (np.cumsum(logs) - budget) / np.arange(1, logs.size + 1)
+    candidates = (np.cumsum(paid * logs) - budget) / np.cumsum(paid)
     log_level = candidates[np.flatnonzero(logs >= candidates)[-1]]
     bits = np.zeros_like(energy)
     bits[energy > 0] = np.maximum(np.log2(energy[energy > 0]) / 2 - log_level, 0.0)
@@ -199,7 +209,7 @@ def allocate(
         extra = recipe.protect.key_extra if side == "k" else recipe.protect.value_extra
         pool_budget, protected = _budgets(values, recipe, bits_per_channel, extra)
         for layer, budget in enumerate(protected):
-            bits[layer][side] = _fill(values[layer : layer + 1], budget, recipe)[0]
+            bits[layer][side] = fill_sites(values[layer : layer + 1], budget, recipe)[0]
         pool = values[len(protected) :]
         for layer, widths in enumerate(_fill_pool(pool, pool_budget, recipe), start=len(protected)):
             bits[layer][side] = widths
@@ -255,21 +265,23 @@ def _budgets(values: list[Floats], recipe: Recipe, average: float, extra: float)
     return left, protected
 
 
-def _fill(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
-    """Widths [C] of sites with energies [groups, E] out of one budget.
+def fill_sites(pool: list[Floats], budget: int, recipe: Recipe, prices: Sequence[int] | None = None) -> list[Ints]:
+    """Widths [C] of sites with energies [groups, E] out of one budget; ``prices`` of the sites as in `waterfill`.
 
     A block is one channel to water-filling: the sum of its channels' curves, at ``block`` times the price of a bit.
     """
     energy, edges = _flat(pool), np.cumsum([0, *(site.size for site in pool)])
+    each = np.repeat(np.asarray(prices or [1] * len(pool), dtype=np.int64), [site.size for site in pool])
     budget -= budget % recipe.block
-    _spare(budget, energy.size, recipe.allowed_widths[0])
+    _spare(budget, int(each.sum()), recipe.allowed_widths[0])
     blocks = np.concatenate([start + _blocks(site, recipe) for start, site in zip(edges[:-1], pool, strict=True)])
     if recipe.allocator == "uniform":
         widths = _even(len(blocks), budget // recipe.block, recipe)
     else:
         # exactly rounded, so that no order of summation matters
         sums = np.array([math.fsum(energies) for energies in energy[blocks]])
-        widths = waterfill(channel_curves(sums, recipe), budget // recipe.block, widths=recipe.allowed_widths)
+        widths = waterfill(channel_curves(sums, recipe), budget // recipe.block, widths=recipe.allowed_widths,
+                           prices=each[blocks[:, 0]])  # fmt: skip
     found = np.empty(energy.size, dtype=np.int64)
     found[blocks] = widths[:, None]
     return np.split(found, edges[1:-1])
@@ -296,11 +308,11 @@ def _fill_pool(pool: list[Floats], budget: int, recipe: Recipe) -> list[Ints]:
         return []
     if recipe.allocator in ("per-layer", "uniform"):
         shares = [recipe.block * share for share in _shares(pool, budget // recipe.block)]
-        return [_fill([energy], share, recipe)[0] for energy, share in zip(pool, shares, strict=True)]
+        return [fill_sites([energy], share, recipe)[0] for energy, share in zip(pool, shares, strict=True)]
     if recipe.allocator == "global":
-        profile = _fill([np.mean(np.stack(pool), axis=0)], budget // len(pool), recipe)[0]
+        profile = fill_sites([np.mean(np.stack(pool), axis=0)], budget // len(pool), recipe)[0]
         return [profile.copy() for _ in pool]
-    return _fill(pool, budget, recipe)
+    return fill_sites(pool, budget, recipe)
 
 
 def _shares(pool: list[Floats], budget: int) -> list[int]:

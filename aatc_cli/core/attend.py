@@ -18,14 +18,31 @@ def masked_attention(
     """
     if sinks is None and softcap is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=allowed, scale=scaling, enable_gqa=True)
+    weights = attention_weights(query, keys, allowed, scaling, sinks=sinks, softcap=softcap)
+    return weighted_values(weights, values).to(query.dtype)
+
+
+def attention_weights(
+    query: Tensor, keys: Tensor, allowed: Tensor | None, scaling: float, *,
+    sinks: Tensor | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """The weights behind `masked_attention`, in float32 at least. -> [B, J, T, S]."""
     heads = keys.shape[1]
     dtype = torch.promote_types(query.dtype, torch.float32)
     folded = torch.unflatten(query, 1, (heads, -1)).to(dtype)
-    scores = cap_scores(folded @ keys[:, :, None].to(dtype).transpose(-1, -2) * scaling, softcap)
+    # query heads of one kv head are rows of one product, so that no key is copied for each of them
+    products = folded.flatten(2, 3) @ keys.to(dtype).transpose(-1, -2) * scaling
+    scores = cap_scores(products.view(*folded.shape[:4], keys.shape[2]), softcap)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    weights = softmax_with_sinks(scores, None if sinks is None else sinks.view(heads, -1, 1, 1))
-    return (weights @ values[:, :, None].to(dtype)).flatten(1, 2).to(query.dtype)
+    return softmax_with_sinks(scores, None if sinks is None else sinks.view(heads, -1, 1, 1)).flatten(1, 2)
+
+
+def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Sums of ``values`` [B, H, S, D] by ``weights`` [B, J, T, S], in the dtype of the weights. -> [B, J, T, D]."""
+    batch, heads = values.shape[:2]
+    rows = weights.reshape(batch, heads, -1, weights.shape[3]) @ values.to(weights.dtype)
+    return rows.view(*weights.shape[:3], values.shape[3])
 
 
 def cap_scores(scores: Tensor, softcap: float | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aatc_cli.config import Geometry
 from aatc_cli.core import Side
+from aatc_cli.core.received import BINS, PROBES, probe_sums, received_bins
 
 
 @dataclass
@@ -21,6 +22,8 @@ class LayerStats:
     head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
     k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles. k_fisher, v_fisher [C, C]: sum of g g^T
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
+    received [R]: tokens of those windows by the attention they received while exact (`core.received`), R bins of it;
+    k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
 
@@ -35,13 +38,17 @@ class LayerStats:
     v_rows: Tensor
     k_fisher: Tensor
     v_fisher: Tensor
+    received: Tensor
+    k_probes: Tensor
+    v_probes: Tensor
     filled: int = field(default=0)
     readers: int = field(default=0)
 
     TENSORS: ClassVar[tuple[str, ...]] = (
         "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows", "k_fisher",
-        "v_fisher",
+        "v_fisher", "received", "k_probes", "v_probes",
     )  # fmt: skip
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes")
 
     @classmethod
     def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
@@ -56,7 +63,8 @@ class LayerStats:
             count=0, k_outer=zeros(channels, channels), v_outer=zeros(channels, channels), k_sum=zeros(channels),
             v_sum=zeros(channels), q_outer=zeros(heads, dim, dim), o_gram=o_gram.to(torch.float64),
             k_rows=zeros(rows, channels, dtype=torch.float32), v_rows=zeros(rows, channels, dtype=torch.float32),
-            k_fisher=zeros(channels, channels), v_fisher=zeros(channels, channels),
+            k_fisher=zeros(channels, channels), v_fisher=zeros(channels, channels), received=zeros(BINS),
+            k_probes=zeros(BINS, channels, PROBES), v_probes=zeros(BINS, channels, PROBES),
         )  # fmt: skip
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
@@ -88,9 +96,18 @@ class LayerStats:
         total = self.k_fisher if side == "k" else self.v_fisher
         total += g.T @ g
 
+    def add_received(self, side: Side, received: Tensor, gradients: Tensor) -> None:
+        """Add the loss gradients [N, C] of one side by the attention the tokens received [N]; keys count the tokens."""
+        bins = received_bins(received)
+        if side == "k":
+            self.received += torch.bincount(bins, minlength=BINS)
+        total = self.k_probes if side == "k" else self.v_probes
+        total += probe_sums(bins, gradients)
+
     def tensors(self) -> dict[str, Tensor]:
-        """The sums and the rows kept so far, by field name."""
-        parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS}
+        """The sums and the rows kept so far, by field name; what tokens received only where gradients were taken."""
+        absent = () if bool(self.received.any()) else self.OPTIONAL
+        parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS if name not in absent}
         return parts | {name: parts[name][: self.filled] for name in ("k_rows", "v_rows")}
 
 

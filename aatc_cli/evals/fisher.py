@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
+from aatc_cli.core.received import received_attention
 from aatc_cli.evals.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override
@@ -23,18 +24,21 @@ from aatc_cli.models.recompute import recomputed
 
 # called with (layer, side, gradients [B * T, C]); tokens that no query read packed have gradient zero
 OnGradient = Callable[[int, Side, Tensor], None]
+# called with (layer, r [B, T]) before the layer's gradients are known; twice where layers are recomputed
+OnReceived = Callable[[int, Tensor], None]
 
 
 def fisher_pass(
     model: Any, sites: list[AttentionSite], tokens: Tensor, window: Window, generators: Sequence[torch.Generator],
-    on_gradient: OnGradient, *, recompute: bool = False,
+    on_gradient: OnGradient, *, recompute: bool = False, on_received: OnReceived | None = None,
 ) -> None:  # fmt: skip
     """One forward and one backward pass over windows ``tokens`` [B, T]; the model's parameters get no gradients.
 
     ``generators`` are of the CPU, one for every window, so that what a window samples does not depend on the batch it
     is in. The copies stay in the graph: the gradient at a layer's cache includes what its noise does to the caches of
-    later layers. Memory is one graph of B sequences; with ``recompute`` the graph of one layer and the inputs of all,
-    for one more forward pass.
+    later layers. ``on_received`` is told first what attention every token received while exact (`core.received`).
+    Memory is one graph of B sequences; with ``recompute`` the graph of one layer and the inputs of all, for one more
+    forward pass.
     """
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in frozen:
@@ -43,6 +47,8 @@ def fisher_pass(
     def attend(inputs: LayerInputs) -> Tensor:
         k_copy, v_copy = _watched(inputs, "k", on_gradient), _watched(inputs, "v", on_gradient)
         site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
+        if on_received is not None:
+            on_received(site.layer, _received(inputs, window))
 
         def by_head(x: Tensor, bias: Tensor | None) -> Tensor:
             return rebias(x, bias).reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
@@ -59,6 +65,15 @@ def fisher_pass(
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
+
+
+@torch.no_grad()
+def _received(inputs: LayerInputs, window: Window) -> Tensor:
+    site = inputs.site
+    return received_attention(
+        inputs.query, inputs.key, inputs.scaling, window, sliding=inputs.sliding_window, sinks=site.sinks,
+        softcap=site.softcap,
+    )  # fmt: skip
 
 
 def _watched(inputs: LayerInputs, side: Side, on_gradient: OnGradient) -> Tensor:

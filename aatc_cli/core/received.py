@@ -1,0 +1,107 @@
+"""The attention a token receives while it is exact: what chooses the rate it is stored at, and its calibration.
+
+    r_i = sum over the queries t with first <= t - i <= last, and over all query heads, of a_ti^2
+
+All those queries read token i exactly, so r_i is known when the token leaves the window and nothing later can change
+it. On calibration text tokens are counted on a logarithmic grid of r, and what noise in them costs is measured from
+their loss gradients: in the loss metric M a bin of tokens with gradients g costs tr(M^-1 sum g^T g), since the noise of
+an optimal code is M^-1 but for its size. M is known when all gradients are, so a bin keeps products with a few fixed
+signs z instead, and tr(M^-1 G) is the mean of z M^-1 G z^T (Hutchinson's estimator; M^-1 G is close to a multiple of
+the identity, for which it is exact).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aatc_cli.config import Window
+from aatc_cli.core.attend import attention_weights
+
+_OCTAVES = (-24, 8)
+_ROOT_TWO = 1.4142135623730951  # a constant, so that thresholds do not depend on a machine's exp2
+BINS = 2 * (_OCTAVES[1] - _OCTAVES[0])
+PROBES = 4
+_TILE = 64
+
+
+def watched_lags(window: Window) -> tuple[int, int]:
+    """First and last distance t - i of the queries that count for token i.
+
+    The last is w - f: the latest query that every token of a flush block meets in the window, wherever it stands in the
+    block. The first is half of that: what its neighbours pay a token says little of what later ones will.
+    """
+    last = window.recent - window.flush
+    return last // 2, last
+
+
+@lru_cache(maxsize=1)
+def bin_edges() -> Tensor:
+    """Edges between the bins of r, rising: float64 [BINS - 1], two to an octave. A bin holds its lower edge."""
+    steps = np.arange(1, BINS)
+    return torch.from_numpy(np.ldexp(np.array((1.0, _ROOT_TWO))[steps % 2], _OCTAVES[0] + steps // 2))
+
+
+def received_attention(
+    query: Tensor, keys: Tensor, scaling: float, window: Window, *, sliding: int | None = None,
+    sinks: Tensor | None = None, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """r of every token from causal attention of ``query`` [B, J, T, D] over exact ``keys`` [B, H, T, D]. -> [B, T].
+
+    Tokens whose last watching query lies beyond T have part of it. Queries go in tiles, so that no [T, T] is ever held.
+    """
+    batch, length = query.shape[0], query.shape[2]
+    total = torch.zeros(batch, length, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device)
+    places = torch.arange(length, device=query.device)
+    for start in range(0, length, _TILE):
+        end = min(start + _TILE, length)
+        lag = places[start:end, None] - places[:end]
+        allowed = (lag >= 0) if sliding is None else (lag >= 0) & (lag < sliding)
+        weights = attention_weights(
+            query[:, :, start:end], keys[:, :, :end], allowed, scaling, sinks=sinks, softcap=softcap
+        )
+        total[:, :end] += received_of(weights, lag, window)
+    return total
+
+
+def received_of(weights: Tensor, lag: Tensor, window: Window) -> Tensor:
+    """What tokens receive from some queries: weights [B, J, n, S] at distances ``lag`` [n, S]. -> [B, S]."""
+    first, last = watched_lags(window)
+    watched = (lag >= first) & (lag <= last)
+    return (weights.square().sum(1) * watched).sum(1)
+
+
+@lru_cache(maxsize=8)
+def probes(channels: int) -> Tensor:
+    """The signs z: [C, PROBES] of 1 and -1, float64; a function of C alone."""
+    generator = torch.Generator().manual_seed(channels)
+    return torch.randint(0, 2, (channels, PROBES), generator=generator).to(torch.float64) * 2 - 1
+
+
+def received_bins(received: Tensor) -> Tensor:
+    """Bins of r: int64, the shape of ``received``."""
+    return torch.bucketize(received.to(torch.float64), bin_edges().to(received.device), right=True)
+
+
+def probe_sums(bins: Tensor, gradients: Tensor) -> Tensor:
+    """Sum of g^T g z^T over the tokens of every bin: float64 [BINS, C, PROBES]. bins [N], gradients [N, C]."""
+    g = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+    signs = probes(g.shape[1]).to(g)
+    member = torch.nn.functional.one_hot(bins, BINS).to(g.dtype).T
+    parts = [member @ (g * (g @ signs[:, probe, None])) for probe in range(PROBES)]
+    return torch.stack(parts, -1).to(torch.float64)
+
+
+def bin_costs(sums: Tensor, metric: Tensor) -> Tensor:
+    """tr(M^-1 G) of every bin from its products ``sums`` [BINS, C, PROBES] and the loss metric M [C, C]. -> [BINS].
+
+    M is damped by 1e-4 of its mean diagonal, as in the transform of that metric.
+    """
+    channels = metric.shape[0]
+    damping = 1e-4 * metric.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    damped = (metric + metric.T) / 2 + damping * torch.eye(channels, dtype=metric.dtype)
+    solved = torch.linalg.solve(damped, probes(channels))
+    return torch.einsum("cp,bcp->b", solved, sums) / PROBES
