@@ -30,7 +30,7 @@ from aatc_cli.runtime.kernels.angles import row_angles, slot_angles, tile_angles
 from aatc_cli.runtime.kernels.append import Appender
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape
 from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
-from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables, fast_pairs
 from aatc_cli.runtime.reference import decode_attention
 
@@ -216,18 +216,19 @@ class _Kernels:
         device, tables = spec.frequencies.device, [layer.tables for layer in spec.layers]
         self.append = Appender(spec.dim, spec.window.sinks, spec.dtype, device)
         head = max(int((table.offsets[1:] - table.offsets[:-1]).max()) for table in tables)
-        self.by_bytes: dict[int, Decoder] = {}
+        self.by_shape: dict[tuple[int, int], Decoder] = {}
         for table in tables:
-            if table.tile_bytes not in self.by_bytes:
+            kind = table.tile_bytes, table.key.steps
+            if kind not in self.by_shape:
                 shape = DecodeShape(
                     batch, spec.kv_heads, spec.heads // spec.kv_heads, spec.dim, spec.slots, spec.window.sinks,
-                    max_tiles, table.tile_bytes, head, table.fast, table.halves, spec.scaling,
+                    max_tiles, table.tile_bytes, head, table.fast, table.key.halves, table.key.steps, spec.scaling,
                 )  # fmt: skip
-                self.by_bytes[table.tile_bytes] = Decoder(shape, spec.dtype, device)
+                self.by_shape[kind] = Decoder(shape, spec.dtype, device)
 
     def decode(self, query: Tensor, data: Tensor, tables: LayerTables, *rest: Tensor) -> Tensor:
         """Decode attention with the launch made for this layer's tile size."""
-        return self.by_bytes[tables.tile_bytes](query, data, tables, *rest)
+        return self.by_shape[tables.tile_bytes, tables.key.steps](query, data, tables, *rest)
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ def fused_spec(
                 )
             pair[side] = codec.to(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
         keys, values = ([HeadSide.of(pair[side], head) for head in range(geometry.kv_heads)] for side in SIDES)
-        tables = LayerTables.of(keys, values, geometry.head_dim, fast)
+        tables = LayerTables.of(keys, values, geometry.head_dim, fast, on_hopper(parameter.device))
         made.append(FusedLayer(pair, tables, EncodeTables.of(pair, tables)))
     scaling = float(getattr(sites[0].module, "scaling", geometry.head_dim**-0.5))
     return FusedSpec(

@@ -16,6 +16,7 @@ from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.kernels.angles import row_angles, slot_angles, tile_angles
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape, Tuning
+from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.synthetic import random_tiles, synthetic_tables
 from aatc_cli.runtime.kernels.tables import LayerTables, fast_pairs
 from aatc_cli.runtime.reference import decode_attention
@@ -111,7 +112,7 @@ class FusedBench:
         """Of a geometry at a mean width; ``theta`` is the base of its rotary frequencies."""
         steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
         frequencies = theta**-steps
-        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device)
+        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, hopper=on_hopper(device))
         return cls(geometry, window, tables, frequencies, batch, context)
 
     @property
@@ -125,8 +126,8 @@ class FusedBench:
         head = int((tables.offsets[1:] - tables.offsets[:-1]).max())
         shape = DecodeShape(
             self.batch, g.kv_heads, g.heads // g.kv_heads, g.head_dim, self.window.sinks + self.window.recent,
-            self.window.sinks, max(self.tiles, 1), tables.tile_bytes, head, tables.fast, tables.halves,
-            g.head_dim**-0.5,
+            self.window.sinks, max(self.tiles, 1), tables.tile_bytes, head, tables.fast, tables.key.halves,
+            tables.key.steps, g.head_dim**-0.5,
         )  # fmt: skip
         return Decoder(shape, torch.bfloat16, tables.decode.device, tuning)
 

@@ -20,6 +20,7 @@ class Tuning:
     """Launch shape: warps per program, row tiles of 16 tokens held at once (1, 2, 4), programs per multiprocessor.
 
     The defaults are the fastest of those measured on an H200 at 128 dimensions; docs/kernels.md has the table.
+    ``of`` picks them for the kernel that a shape runs on.
     """
 
     warps: int = 6
@@ -27,11 +28,20 @@ class Tuning:
     programs: int = 2
     unroll: int = 2
 
+    @classmethod
+    def of(cls, shape: DecodeShape) -> Tuning:
+        """The fastest measured for the kernel of this shape."""
+        if not shape.steps:
+            return cls()
+        return cls(warps=16, row_tiles=1, programs=1) if shape.group <= 4 else cls(warps=8, row_tiles=1, programs=1)
+
     def fitting(self, shape: DecodeShape, shared: int) -> Tuning:
         """The same, or smaller where a wide head or many bits do not leave that room in ``shared`` bytes."""
         found = self if shape.dim <= 128 else replace(self, warps=4, programs=1, unroll=1)
-        while shape.shared_bytes(found.warps) * found.programs > shared and found.warps > 1:
-            found = replace(found, warps=found.warps - 1)
+        # warps that multiply together come in fours
+        least = 4 if shape.steps else 1
+        while shape.shared_bytes(found) * found.programs > shared and found.warps > least:
+            found = replace(found, warps=found.warps - least)
         return found
 
 
@@ -50,6 +60,7 @@ class DecodeShape:
     head_bytes: int
     fast: int
     halves: int
+    steps: int
     scaling: float
 
     def splits(self, tuning: Tuning, processors: int) -> int:
@@ -73,12 +84,17 @@ class DecodeShape:
         slow = self.dim * 4 if self.fast < self.dim // 16 else 0
         return self.head_bytes + slow + max(self.dim * 4, -(-self.group // 4) * self.fast * 128)
 
-    def shared_bytes(self, warps: int) -> int:
-        """Shared bytes of a program of ``warps`` warps, as the kernel lays them out."""
-        blocks, steps, heads = self.dim // 16, self.dim // 32, 4 * -(-self.group // 4)
-        fixed = self.fast * (steps * 512 + 8 * 32 * 8 + 128) + blocks * 16 + blocks * (blocks - self.fast) * 512
+    def shared_bytes(self, tuning: Tuning) -> int:
+        """Shared bytes of a program, as the kernel lays them out."""
+        warps, heads = tuning.warps, 4 * -(-self.group // 4)
+        steps = self.steps or self.dim // 32
+        fixed = self.fast * (steps * 512 + 8 * 32 * 8) + 2 * steps * ((self.dim // 16 - self.fast) * 512 + 16)
         fixed += self.dim * 2 + heads * self.dim * 4
-        main = fixed + warps * (2 * self.stage_bytes + heads // 4 * (steps * 512 + 128))
+        if self.steps:
+            fixed += self.fast * 32 + 4 // tuning.row_tiles * 2 * steps * 16
+        else:
+            fixed += self.fast * 128
+        main = fixed + warps * ((1 if self.steps else 2) * self.stage_bytes + heads // 4 * (steps * 512 + 128))
         merge = warps * self.group * self.dim * 4 + warps * heads * 12
         shares = 2 * warps * 32 // (self.dim // 2) + 2
         exact = shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
@@ -94,19 +110,20 @@ class Decoder:
         self.shape, self.dtype = shape, dtype
         properties = torch.cuda.get_device_properties(device)
         # a little is taken by the system for every program
-        self.tuning = (tuning or Tuning()).fitting(shape, properties.shared_memory_per_multiprocessor - 4096)
+        self.tuning = (tuning or Tuning.of(shape)).fitting(shape, properties.shared_memory_per_multiprocessor - 4096)
         place, tune = device.index or 0, self.tuning
         defines = (
             ("D", shape.dim), ("G", shape.group), ("JF", shape.fast), ("QTYPE", ELEMENTS[dtype]), ("NW", tune.warps),
-            ("MT", tune.row_tiles), ("CTAS", tune.programs), ("JU", tune.unroll),
+            ("MT", tune.row_tiles), ("CTAS", tune.programs), ("JU", tune.unroll), ("PS", shape.steps),
         )  # fmt: skip
-        self._split = function("decode.cu", "decode_split", defines, place)
-        self._combine = function("decode.cu", "decode_combine", defines, place)
+        source = "decode_sm90.cu" if shape.steps else "decode.cu"
+        self._split = function(source, "decode_split", defines, place)
+        self._combine = function(source, "decode_combine", defines, place)
         self.splits = shape.splits(self.tuning, properties.multi_processor_count)
         rows = shape.batch * shape.kv_heads * (self.splits + shape.exact) * shape.group
         self.part = torch.empty(rows, shape.dim, dtype=torch.float32, device=device)
         self.stat = torch.empty(rows, 3, dtype=torch.float32, device=device)
-        self.shared = shape.shared_bytes(self.tuning.warps)
+        self.shared = shape.shared_bytes(self.tuning)
         self._split.max_dynamic_shared_size_bytes = self.shared
         self._numbers = self._scalars()
 
@@ -123,8 +140,8 @@ class Decoder:
         s = self.shape
         launch(
             self._split, (s.batch, s.kv_heads, s.exact + self.splits), self.tuning.warps * 32, self._numbers,
-            (query, data, tables.widths, tables.offsets, tables.matrix, tables.start, tables.slow, tables.code_offsets,
-             tables.pair_scale, frequencies, tile_angles, row_angles, keys, values, slot_angles, tokens, tiles, hidden,
+            (query, data, tables.widths, tables.offsets, *tables.key.arguments, frequencies, tile_angles, row_angles,
+             keys, values, slot_angles, tokens, tiles, hidden,
              self.part, self.stat), self.shared,
         )  # fmt: skip
         launch(

@@ -35,7 +35,9 @@ def block_widths(blocks: int, bits: float, head: int) -> tuple[int, ...]:
     return tuple(width for width in widths if width)
 
 
-def synthetic_tables(geometry: Geometry, bits: float, fast: int, device: torch.device, seed: int = 0) -> LayerTables:
+def synthetic_tables(
+    geometry: Geometry, bits: float, fast: int, device: torch.device, seed: int = 0, hopper: bool = False
+) -> LayerTables:
     """Random tables of one layer; every channel's grid step weighs about the same, as allocation would have it."""
     generator = torch.Generator().manual_seed(seed)
     blocks = geometry.head_dim // BLOCK
@@ -51,7 +53,8 @@ def synthetic_tables(geometry: Geometry, bits: float, fast: int, device: torch.d
         )
 
     heads = range(geometry.kv_heads)
-    return LayerTables.of([side(head) for head in heads], [side(head + 1) for head in heads], geometry.head_dim, fast)
+    keys, values = [side(head) for head in heads], [side(head + 1) for head in heads]
+    return LayerTables.of(keys, values, geometry.head_dim, fast, hopper)
 
 
 def random_tiles(batch: int, tiles: int, tables: LayerTables, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,9 @@ import torch
 from aatc_cli.core.tiles import pack_block
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.kernels.angles import row_angles, tile_angles
-from aatc_cli.runtime.kernels.tables import MAGIC, HeadSide, LayerTables, fast_pairs
+from aatc_cli.runtime.kernels.integer_keys import MAGIC, IntegerKeys
+from aatc_cli.runtime.kernels.planes import KeyPlanes, rounded_rows
+from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables, fast_pairs
 
 DIM = 64
 WIDTHS = (3, 2, 1)
@@ -29,6 +31,12 @@ def side(seed: int, widths: tuple[int, ...] = WIDTHS) -> HeadSide:
 
 def tables(fast: int) -> LayerTables:
     return LayerTables.of([side(0), side(1)], [side(2), side(3)], DIM, fast)
+
+
+def integer(fast: int) -> IntegerKeys:
+    found = tables(fast).key
+    assert isinstance(found, IntegerKeys)
+    return found
 
 
 def lanes() -> list[tuple[int, int, int]]:
@@ -51,7 +59,7 @@ def key_rows(data: np.ndarray, width: int, lane: int) -> list[np.ndarray]:
 
 
 def test_integer_product_reconstructs_keys() -> None:
-    found, part = tables(DIM // 16), side(0)
+    found, part = integer(DIM // 16), side(0)
     generator = torch.Generator().manual_seed(9)
     codes = torch.cat([torch.randint(0, 2**w, (64, 16), generator=generator) for w in WIDTHS], 1)
     packed = [pack_block(codes[:, 16 * i : 16 * i + 16], w, "k").numpy() for i, w in enumerate(WIDTHS)]
@@ -81,7 +89,7 @@ def test_integer_product_reconstructs_keys() -> None:
                     for e in range(2):
                         got[8 * g + 2 * m, column + e] = total[g, 2 * t + e] + start[e]
                         got[8 * g + 2 * m + 1, column + e] = total[g + 8, 2 * t + e] + start[e]
-    scale = found.pair_scale[0].double().repeat(2)
+    scale = found.pair_scale[0].double().repeat(2) / 64
     exact = (codes.double() - part.offset.double()) @ part.rows.double()
     # every row of the matrix is rounded to half a step, and the start to half a step
     bound = (codes.double().sum(1, keepdim=True) * 0.5 + part.offset.sum() * 0.5 + 0.5) * scale
@@ -91,6 +99,72 @@ def test_integer_product_reconstructs_keys() -> None:
     integers = (part.rows.double() / scale).round()
     expected = codes.double() @ integers - (part.offset.double() @ integers).round()
     assert float((torch.from_numpy(got).double() - expected).abs().max()) <= 1
+
+
+def plane_bytes(record: np.ndarray, at: int, bits: int, lane: int, row: int) -> np.ndarray:
+    """The kernel's read of one row of a plane: four fields of a word, as the bytes that are multiplied."""
+    words = record[at:].view(np.uint32)
+    share = 8 // bits
+    word = int(words[lane * bits + row // share]) >> (bits * (row % share))
+    return np.array([(word >> (8 * b)) & ((1 << bits) - 1) for b in range(4)], np.uint8)
+
+
+@pytest.mark.parametrize("widths", [(3, 2, 1), (8, 5), (4, 4, 1)])
+def test_planes_as_floats_reconstruct_keys(widths: tuple[int, ...]) -> None:
+    """Codes as e4m3 bytes times the cores in the order of the descriptor, as the instruction is specified."""
+    fast, part = 2, side(0, widths)
+    found = LayerTables.of([part], [side(2)], DIM, fast, hopper=True).key
+    assert isinstance(found, KeyPlanes)
+    generator = torch.Generator().manual_seed(9)
+    codes = torch.cat([torch.randint(0, 2**w, (64, 16), generator=generator) for w in widths], 1)
+    record = np.concatenate([pack_block(codes[:, 16 * i : 16 * i + 16], w, "k").numpy() for i, w in enumerate(widths)])
+    memory = found.cores[0].flatten()
+    got = torch.zeros(64, DIM, dtype=torch.float64)
+    for m in range(4):
+        total = torch.zeros(16, 16 * fast, dtype=torch.float64)
+        for step in range(found.steps):
+            a, b = torch.zeros(16, 32, dtype=torch.uint8), torch.zeros(32, 16 * fast, dtype=torch.uint8)
+            for half in range(2):
+                at, bits = found.planes[0, 2 * step + half].tolist()
+                for lane, g, t in lanes() if bits else []:
+                    for upper in range(2):
+                        row = plane_bytes(record, at, bits, lane, 2 * m + upper)
+                        a[g + 8 * upper, 16 * half + 4 * t :][:4] = torch.from_numpy(row)
+            # lots of 8 columns are 256 bytes apart, halves of the channels 128, columns 16
+            for column in range(16 * fast):
+                for channel in range(32):
+                    place = 512 * fast * step + 256 * (column // 8) + 128 * (channel // 16) + 16 * (column % 8)
+                    b[channel, column] = memory[place + channel % 16]
+            as_floats = [x.view(torch.float8_e4m3fn).to(torch.float64) for x in (a, b)]
+            total += as_floats[0] @ as_floats[1]
+        start = found.start[0].view(torch.float16).view(2 * fast, 8).to(torch.float64)
+        for lot in range(2 * fast):
+            column = 8 * (lot // 2) + DIM // 2 * (lot % 2)
+            for g in range(8):
+                for upper in range(2):
+                    values = total[g + 8 * upper, 8 * lot : 8 * lot + 8] + start[lot]
+                    got[8 * g + 2 * m + upper, column : column + 8] = values
+    scale = found.pair_scale[0].double().repeat(2)
+    held = rounded_rows(part.rows, widths, DIM, fast)
+    expected = (codes.double() - part.offset.double()) @ held
+    columns = [c for c in range(DIM) if c % (DIM // 2) < 8 * fast]
+    error = (got * scale - expected)[:, columns]
+    # only the start is rounded, to float16
+    assert float(error.abs().max()) < 2**-10 * float((part.offset.double() @ held).abs().max())
+    off = (held - part.rows.double())[:, columns]
+    assert 0 < float(off.abs().max()) <= 2**-4 * float(part.rows.abs().max())
+    assert float(off.square().mean().sqrt() / part.rows.square().mean().sqrt()) < 0.04
+
+
+def test_offsets_of_planes_sum_to_those_of_codes() -> None:
+    part = side(0, (5, 3))
+    found = LayerTables.of([part], [side(2)], DIM, 2, hopper=True).key
+    assert isinstance(found, KeyPlanes)
+    assert found.planes[0].tolist() == [[0, 2], [256, 2], [512, 1], [640, 2], [896, 1], [0, 0]]
+    given = found.code_offsets[0].contiguous().view(torch.uint8).view(6, 16).to(torch.float64) / 2
+    assert (given[0] * 8 + given[1] * 2 + given[2]).tolist() == [15.5] * 16
+    assert (given[3] * 2 + given[4]).tolist() == [3.5] * 16
+    assert not given[5].any()
 
 
 def test_value_halves_are_codes_of_the_weights_tokens() -> None:
@@ -111,9 +185,9 @@ def test_value_halves_are_codes_of_the_weights_tokens() -> None:
 
 def test_slow_rows_are_the_first_operand_of_the_absorbing_product() -> None:
     fast = 2
-    found, part = tables(fast), side(0)
+    found, part = integer(fast), side(0)
     slow = found.slow[0].float().numpy()
-    largest = 64 * float(found.pair_scale[0, -1])
+    largest = float(found.pair_scale[0, -1])
     padded = torch.zeros(DIM, DIM)
     padded[: part.rows.shape[0]] = part.rows
     for block in range(DIM // 16):
@@ -129,7 +203,7 @@ def test_slow_rows_are_the_first_operand_of_the_absorbing_product() -> None:
 
 
 def test_offsets_as_bytes() -> None:
-    found, part = tables(2), side(0)
+    found, part = integer(2), side(0)
     assert found.halves == 1
     codes = found.code_offsets[0].contiguous().view(torch.uint8).flatten()
     assert torch.equal(codes[:48].float(), 2 * part.offset)
