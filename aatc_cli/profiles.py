@@ -249,23 +249,24 @@ def profiles_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "profiles"
 
 
-def available(kind: Literal["models", "recipes"]) -> list[str]:
+def available(kind: Literal["models", "recipes", "studies"]) -> list[str]:
     """Sorted names of the packaged profiles of one kind."""
     return sorted(path.stem for path in (profiles_dir() / kind).glob("*.toml"))
 
 
 def load_model_profile(name: str) -> ModelProfile:
     """Read the model profile ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
-    return _load("models", name, ModelProfile)
+    return load_named("models", name, ModelProfile)
 
 
 def load_recipe(name: str) -> Recipe:
     """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
-    return _load("recipes", name, Recipe)
+    return load_named("recipes", name, Recipe)
 
 
-def _load(kind: Literal["models", "recipes"], name: str, model: type[T]) -> T:
-    noun = {"models": "model profile", "recipes": "recipe"}[kind]
+def load_named(kind: Literal["models", "recipes", "studies"], name: str, model: type[T]) -> T:
+    """Read a profile of one ``kind`` by its packaged name or its path; raises `AatcError`."""
+    noun = {"models": "model profile", "recipes": "recipe", "studies": "study"}[kind]
     path = Path(name) if name.endswith(".toml") else profiles_dir() / kind / f"{name}.toml"
     if not path.is_file():
         raise AatcError(

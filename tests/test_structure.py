@@ -18,6 +18,7 @@ ALLOWED = {
     "errors": set(),
     "config": {"errors"},
     "profiles": {"errors", "config"},
+    "studies": {"config", "profiles"},
     "tensor_file": set(),
     "disk": {"errors"},
     "locking": {"errors"},
@@ -31,10 +32,10 @@ ALLOWED = {
     "runtime": {"errors", "config", "profiles", "artifact", "disk", "locking", "core", "models"},
     "stages": {
         "errors", "config", "profiles", "artifact", "disk", "locking", "console", "core", "text", "models", "evals",
-        "report", "runtime",
+        "report", "runtime", "studies",
     },
     "printing": {"console", "evals", "stages"},
-    "cli": {"errors", "config", "profiles", "artifact", "console", "evals", "models", "printing", "stages"},
+    "cli": {"errors", "config", "profiles", "artifact", "console", "evals", "models", "printing", "stages", "studies"},
     "__main__": {"errors", "cli"},
     "__init__": set(),
 }  # fmt: skip

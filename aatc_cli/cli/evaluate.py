@@ -24,6 +24,7 @@ from aatc_cli.cli.options import (
     subjects_of,
 )  # fmt: skip
 from aatc_cli.cli.stability import run_stability
+from aatc_cli.cli.study import only_study, run_study
 
 
 def evaluate(
@@ -49,6 +50,10 @@ def evaluate(
     recipe: RecipeOption = None,
     budget: BudgetOption = None,
     plan: Annotated[list[Path] | None, typer.Option("--plan", help="Plan directory; repeatable.")] = None,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", help="Run a study instead of one task: a name (main, headline, ...) or a .toml path."),
+    ] = None,
     stats: Annotated[
         list[Path] | None, typer.Option("--stats", help="Stats to calibrate on, two or more; repeatable (stability).")
     ] = None,
@@ -56,7 +61,9 @@ def evaluate(
         list[str] | None,
         typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each. RULER: its essays."),
     ] = None,
-    length: Annotated[int, typer.Option("--length", min=2, help="Tokens per window.")] = 1024,
+    length: Annotated[
+        int | None, typer.Option("--length", min=2, help="Tokens per window. Default: 1024, or the study's.")
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=0, help="Windows per text (default 4) or samples per subtask (20); 0 is all."),
@@ -95,6 +102,8 @@ def evaluate(
     """Measure the model with its compressed cache on text that calibration did not see (Evaluations).
 
     Plans are named by --plan, or by every combination of --recipe and --budget; --recipe fp16 is the reference.
+    With --study the study names methods and tasks: --recipe keeps only some of its methods, --limit, --length and
+    --context replace those of its tasks.
     """
     from aatc_cli.printing import print_evaluations
     from aatc_cli.stages.evaluate import EvalSettings
@@ -121,6 +130,14 @@ def evaluate(
     source, _ = find_source(model, profile)
     texts = text or ["builtin:python-docs-test"]
     options = EvalOptions(device, dtype, force, spread=device_map == "auto")
+    if study is not None:
+        only_study(budget, plan, subtask)
+        run_study(
+            Run(run), source, study, options, json, texts=texts, recipes=recipe, limit=limit, length=length,
+            contexts=context, data=data, batch=only_batch(batch),
+        )  # fmt: skip
+        return
+    length = length or 1024
     if task == "stability":
         chosen = EvalSettings("kl", length, 4 if limit is None else limit or None, first)
         run_stability(Run(run), source, recipe, budget, stats, texts, chosen, options, json)

@@ -123,10 +123,7 @@ class CacheLayout:
         packed, sites = packed_tokens(tokens, self.window), 2 * self.geometry.layers
         sinks, slots = exact_slots(tokens, self.window)
         row = self.geometry.channels * HALF_BYTES
-        key_codes = packed * math.fsum(k.code_bits for k, _ in self.widths) / 8
-        value_codes = packed * math.fsum(v.code_bits for _, v in self.widths) / 8
-        stored = packed * math.fsum(k.key_row_bytes for k, _ in self.widths)
-        stored += packed / self.window.flush * math.fsum(v.value_block_bytes for _, v in self.widths)
+        key_codes, value_codes, stored = self._codes(packed)
         parts = {
             "codes_keys": round(key_codes),
             "codes_values": round(value_codes),
@@ -138,6 +135,14 @@ class CacheLayout:
         if self.geometry.sliding_layers:
             parts["sliding_layers"] = sliding_bytes(self.geometry, tokens)
         return {cause: batch * count for cause, count in parts.items()}
+
+    def _codes(self, packed: int) -> tuple[float, float, float]:
+        """Bytes of the codes of ``packed`` tokens, of keys and of values, and what both take with padding."""
+        keys = packed * math.fsum(k.code_bits for k, _ in self.widths) / 8
+        values = packed * math.fsum(v.code_bits for _, v in self.widths) / 8
+        stored = packed * math.fsum(k.key_row_bytes for k, _ in self.widths)
+        stored += packed / self.window.flush * math.fsum(v.value_block_bytes for _, v in self.widths)
+        return keys, values, stored
 
     def _beside_codes(self, packed: int) -> dict[str, int]:
         """Bytes that go with the codes of ``packed`` tokens, by cause."""
@@ -176,6 +181,17 @@ class CacheLayout:
     def bits_effective(self, tokens: int) -> float:
         """All live bytes as bits per cached number; 16 for the float16 cache."""
         return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
+
+    @property
+    def bits_packed(self) -> float:
+        """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.
+
+        What `bits_effective` tends to as the context grows; padding is that of whole flush blocks.
+        """
+        window, apart = self.window, ("sinks", "window", "sliding_layers")
+        parts = self.breakdown(window.sinks + window.recent + window.flush)
+        packed = sum(count for cause, count in parts.items() if cause not in apart)
+        return 16.0 * packed / fp16_bytes(self.geometry.of_full_layers(), window.flush)
 
     def of_full_layers(self) -> CacheLayout:
         """The law of the compressed layers alone, as if the model had no sliding ones."""

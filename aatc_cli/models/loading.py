@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from aatc_cli.artifact import ModelIdentity, digest_of
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import geometry_of
+from aatc_cli.models.kept import kept
 
 _CHUNK = 1 << 16
 _CHUNKS = 256
@@ -89,6 +90,7 @@ def empty_model(source: ModelSource, config: Any) -> Any:
         return _attempt(source, lambda: AutoModelForCausalLM.from_config(config))
 
 
+@kept
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The model's tokenizer, with no special tokens added by `Tokenizer.encode`."""
     raw = _attempt(source, lambda: AutoTokenizer.from_pretrained(source.reference, **source.keywords))
@@ -106,6 +108,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return Tokenizer(encode=encode, bos=bos, digest=digest_of([vocabulary, probe]), raw=raw)
 
 
+@kept
 def load_model(
     source: ModelSource, *, device: str = "cpu", dtype: str = "auto", device_map: str | dict[str, Any] | None = None
 ) -> Any:

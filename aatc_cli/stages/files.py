@@ -27,7 +27,7 @@ from aatc_cli.locking import locked, sweep
 from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
-_FOLDERS = ("transforms", "plans", "evals", "report", "stability")
+_FOLDERS = ("transforms", "plans", "evals", "report", "stability", "studies")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""The one figure of a study's cell: KL or perplexity on a text, the mean score of a benchmark's parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.schema import Evaluation, read_evaluation, read_measurement
+from aatc_cli.evals.study import StudyCell
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean and its standard error, None where one sample or window gives none."""
+
+    mean: float
+    stderr: float | None
+
+    @property
+    def text(self) -> str:
+        """Three digits, with the error where there is one."""
+        return f"{self.mean:.3g}" if self.stderr is None else f"{self.mean:.3g} ± {self.stderr:.2g}"
+
+
+def cell_evaluation(root: Path, cell: StudyCell) -> Evaluation | BenchmarkResult | None:
+    """What the cell's file holds; None where there is no file. Raises `ArtifactError` for one that is damaged."""
+    path = root / cell.file if cell.file else None
+    if path is None or not path.is_file():
+        return None
+    return read_measurement(path, BenchmarkResult) if path.name.startswith("benchmark.") else read_evaluation(path)
+
+
+def rows_of(cell: StudyCell, result: BenchmarkResult) -> list[BenchmarkRow]:
+    """The rows of a benchmark's file that belong to the cell."""
+    return [
+        row
+        for row in result.rows
+        if row.context == cell.context
+        and (not cell.subtasks or any(fnmatchcase(row.subtask, pattern) for pattern in cell.subtasks))
+    ]
+
+
+def mean_of_rows(rows: list[BenchmarkRow]) -> Score | None:
+    """Mean score of parts and its error, their samples being different ones; None without rows."""
+    if not rows:
+        return None
+    errors = [row.stderr for row in rows]
+    known = [error for error in errors if error is not None]
+    stderr = math.sqrt(math.fsum(error**2 for error in known)) / len(rows) if len(known) == len(rows) else None
+    return Score(math.fsum(row.score for row in rows) / len(rows), stderr)
+
+
+def cell_score(root: Path, cell: StudyCell) -> Score | None:
+    """The cell's figure; None where it is missing."""
+    found = cell_evaluation(root, cell)
+    if found is None:
+        return None
+    if isinstance(found, BenchmarkResult):
+        return mean_of_rows(rows_of(cell, found))
+    if found.perplexity is not None:
+        return Score(found.perplexity, found.perplexity_stderr)
+    return None if found.kl_mean is None else Score(found.kl_mean, found.kl_stderr)

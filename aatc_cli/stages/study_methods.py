@@ -1,0 +1,127 @@
+"""The methods of a study as subjects: missing transforms and plans are made, and what cannot be made says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aatc_cli.artifact import open_artifact
+from aatc_cli.config import Budget
+from aatc_cli.console import say
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.study import StudyRow
+from aatc_cli.models.quantized import QuantizedCacheCodec
+from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.stages.allocate import allocate
+from aatc_cli.stages.files import Run
+from aatc_cli.stages.matching import Matcher
+from aatc_cli.stages.subjects import Subject
+from aatc_cli.stages.whiten import whiten
+from aatc_cli.studies import Study, StudyMethod
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A row of a study, the run its files lie in, and what is evaluated; no subject where the row says why not."""
+
+    row: StudyRow
+    place: Run
+    subject: Subject | None = None
+
+
+@dataclass
+class Methods:
+    """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe."""
+
+    run: Run
+    matchers: dict[Path, Matcher] = field(default_factory=dict)
+
+    def contestants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Contestant]:
+        """Every method at every budget, in order; only of ``recipes`` where any are named.
+
+        A plan that two entries come to is one contestant. Raises `UsageError` for a method without budgets that needs
+        one, and for recipes that the study does not have.
+        """
+        chosen = [(method, load_recipe(method.recipe)) for method in study.methods]
+        named = {recipe.name for _, recipe in chosen}
+        for name in recipes:
+            if name not in named:
+                raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
+        for method, recipe in chosen:
+            if (recipe.allocator == "none") == bool(method.budgets or method.effective):
+                needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
+                raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
+        found: dict[tuple[Path, str], Contestant] = {}
+        for method, recipe in chosen:
+            for contestant in self._of(method, recipe) if not recipes or recipe.name in recipes else ():
+                subject = contestant.subject
+                name = subject.name if subject else contestant.row.name
+                found.setdefault((contestant.place.root, name), contestant)
+        return list(found.values())
+
+    def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Contestant]:
+        place = self.run if method.stats is None else Run(self.run.root / "studies" / method.stats)
+        suffix = "" if method.stats is None else f" ({method.stats})"
+        plain = StudyRow(
+            name=recipe.name + suffix, label=method.label or recipe.name, recipe=recipe.name, stats=method.stats,
+            asked=None, matched=False,
+        )  # fmt: skip
+        if recipe.allocator == "none":
+            yield Contestant(plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0}), place, Subject(recipe, None))
+            return
+        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.effective]
+        for value, matched in wanted:
+            name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
+            asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
+            row = plain.model_copy(update=asked)
+            try:
+                subject = self._subject(place, recipe, method.stats, value, matched)
+            except AatcError as error:
+                say(f"study: {name} is left out: {error.message}")
+                yield Contestant(row.model_copy(update={"reason": reason_of(error, self.run.root)}), place)
+                continue
+            assert subject.plan is not None
+            update = {
+                "budget": subject.plan.budget.label, "plan": subject.plan.artifact.manifest.digest,
+                "bits": subject.plan.mean_bits, "bits_packed": subject.plan.layout.bits_packed,
+            }  # fmt: skip
+            yield Contestant(row.model_copy(update=update), place, subject)
+
+    def _subject(self, place: Run, recipe: Recipe, stats: str | None, value: float, matched: bool) -> Subject:
+        """The plan at a budget, or at the budget that comes to these effective bits, with the Transform it needs."""
+        transform = place.transform(recipe.transform_name)
+        if not transform.exists():
+            self._whiten(place, recipe, stats)
+        if recipe.quantizer in ("quanto", "hqq"):
+            # a package that is missing is found here, and not after other methods have run
+            QuantizedCacheCodec.of(recipe.quantizer, recipe.max_bits, 1, recipe.window.flush)
+        budget = Budget(unit="bits", value=value)
+        if matched:
+            key = transform.parent / recipe.name
+            if key not in self.matchers:
+                self.matchers[key] = Matcher.of(open_artifact(transform, "transform"), recipe)
+            budget = self.matchers[key].budget(value)
+        plan = allocate(place, recipe, [budget])[0]
+        return Subject(plan.recipe, plan)
+
+    def _whiten(self, place: Run, recipe: Recipe, stats: str | None) -> None:
+        rates = self.run.stats(stats or "stats")
+        if stats and not rates.exists():
+            problem = f"there are no Stats of the name {stats}"
+            raise ArtifactError(problem, f"make them by aatc collect --name {stats}, with the samples they are to have")
+        basis = self.run.stats("stats-transform")
+        whiten(
+            place, transform_stats=rates if stats or not basis.exists() else basis, rate_stats=rates,
+            transform=recipe.transform, key_groups=recipe.key_groups, value_groups=recipe.value_groups,
+        )  # fmt: skip
+
+
+def reason_of(error: Exception, root: Path) -> str:
+    """Why something could not be done, in one line; paths in the run at ``root`` begin there."""
+    if isinstance(error, AatcError):
+        said = f"{error.message}; {error.hint}" if error.hint else error.message
+    else:
+        first = next(iter(str(error).strip().splitlines()), "")
+        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return said.replace(f"{root}/", "")

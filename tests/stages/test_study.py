@@ -1,0 +1,341 @@
+"""eval --study: cells through the stages, interruption, methods that fail, effective bits that were asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from aatc_cli.artifact import open_artifact
+from aatc_cli.config import Budget, Window
+from aatc_cli.core.layout import CacheLayout
+from aatc_cli.errors import AatcError
+from aatc_cli.evals.schema import read_evaluation
+from aatc_cli.evals.study import read_study, study_path
+from aatc_cli.models import loading
+from aatc_cli.models.kept import keeping_models
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.stages import evaluate as evaluate_stage
+from aatc_cli.stages import study as study_stage
+from aatc_cli.stages.allocate import derive
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.files import Run, load_energies
+from aatc_cli.stages.matching import Matcher
+from aatc_cli.stages.study import StudyChoices, run_study
+from aatc_cli.stages.study_methods import Methods
+from aatc_cli.stages.subjects import EvalOptions
+from aatc_cli.stages.whiten import whiten
+from aatc_cli.studies import Study, load_study
+
+STUDY = """
+name = "small"
+summary = "A few methods on a few windows"
+
+[[methods]]
+recipe = "fp16"
+
+[[methods]]
+recipe = "paper"
+budgets = [3]
+effective = [3.5]
+label = "ours"
+
+[[methods]]
+recipe = "kivi"
+budgets = [2]
+
+[[methods]]
+recipe = "palu"
+budgets = [2.8]
+
+[[tasks]]
+task = "kl"
+length = 224
+first = 160
+limit = 1
+
+[[tasks]]
+task = "perplexity"
+length = 200
+limit = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def calibrated(tiny_llama, corpus, tmp_path_factory) -> Run:
+    """Stats with gradients and nothing else; shared, so nothing may write to it."""
+    run = Run(tmp_path_factory.mktemp("study") / "run")
+    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
+    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
+    collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    return run
+
+
+@pytest.fixture
+def run(calibrated, tmp_path) -> Run:
+    shutil.copytree(calibrated.root, tmp_path / "run")
+    return Run(tmp_path / "run")
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def studied(tiny_llama, corpus, run, study_file, aatc):
+    def go(*arguments):
+        where = ("--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+        return aatc("eval", "--study", study_file, *where, *arguments)
+
+    return go
+
+
+def kept_of(folder) -> dict[str, dict]:
+    """Contents of all evaluations without their times."""
+    files = {path.name: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+    return {name: {key: value for key, value in found.items() if key not in ("seconds", "digest")} for name, found in files.items()}
+
+
+def test_a_study_makes_what_is_missing_and_computes_nothing_twice(studied, run, monkeypatch):
+    loads = []
+    whole = loading.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        loading.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: loads.append(a) or whole(*a, **k)
+    )
+    first = studied()
+    assert first.code == 0, first.err
+    assert len(loads) == 1
+    rows = {row["name"]: row for row in first.json["rows"]}
+    assert list(rows) == ["fp16", "paper-3", "paper@3.5", "kivi-2", "palu-2.8"]
+    assert rows["paper-3"]["label"] == "ours"
+    assert rows["kivi-2"]["bits_packed"] == 3.0
+    assert [rows[name]["simulated"] for name in ("fp16", "paper-3", "kivi-2")] == [False, False, True]
+    assert {cell["file"].split("/")[-1].split(".")[0] for cell in first.json["cells"]} == {"kl", "perplexity"}
+    assert len(first.json["cells"]) == 10
+    for cell in first.json["cells"]:
+        found = read_evaluation(run.root / cell["file"])
+        assert (found.plan, found.recipe) == (rows[cell["row"]]["plan"], rows[cell["row"]]["recipe"])
+        assert found.length == cell["length"]
+    # the file says the same, and a second call finds everything
+    assert read_study(study_path(run.root, "small")).model_dump(mode="json") == first.json
+    times = {path: path.stat().st_mtime_ns for path in run.evals.glob("*.json")}
+    again = studied()
+    assert again.json == first.json
+    assert len(loads) == 1
+    assert {path: path.stat().st_mtime_ns for path in run.evals.glob("*.json")} == times
+    # with --force all is computed anew, to the same figures
+    before = kept_of(run.evals)
+    forced = studied("--force", "--recipe", "kivi")
+    assert forced.code == 0, forced.err
+    assert kept_of(run.evals) == before
+    changed = {path.name for path in times if path.exists() and path.stat().st_mtime_ns != times[path]}
+    assert {name.split(".")[1] for name in changed if "kivi" in name} == {"kivi-2"}
+    assert all("kivi" in name for name in changed)
+
+
+def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp_path, monkeypatch):
+    whole = studied()
+    expected = kept_of(run.evals)
+    shutil.rmtree(run.root)
+    shutil.copytree(calibrated.root, run.root)
+    monkeypatch.setattr(study_stage, "_TOGETHER", 2)
+    scored, run_scores = [], evaluate_stage._run_scores
+
+    def stop_later(model, subjects, frame):
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        scored.append([subject.name for subject in subjects])
+        return run_scores(model, subjects, frame)
+
+    monkeypatch.setattr(evaluate_stage, "_run_scores", stop_later)
+    assert studied().code == 130
+    assert [len(names) for names in scored] == [2, 2]
+    part = read_study(study_path(run.root, "small"))
+    assert len(part.cells) == 4
+    assert len(list(run.evals.glob("*.json"))) == 4
+    counted = []
+    monkeypatch.setattr(evaluate_stage, "_run_scores", lambda m, s, f: counted.append(len(s)) or run_scores(m, s, f))
+    rest = studied()
+    assert rest.code == 0, rest.err
+    assert sum(counted) == 6
+    assert sorted(rest.json["cells"], key=str) == sorted(whole.json["cells"], key=str)
+    assert kept_of(run.evals) == expected
+
+
+def test_one_method_that_fails_takes_no_other_with_it(studied, run, monkeypatch):
+    run_scores = evaluate_stage._run_scores
+
+    def fail(model, subjects, frame):
+        if frame.settings.task == "kl" and any(subject.recipe.name == "kivi" for subject in subjects):
+            raise RuntimeError("CUDA out of memory.\nTried to allocate")
+        return run_scores(model, subjects, frame)
+
+    monkeypatch.setattr(evaluate_stage, "_run_scores", fail)
+    outcome = studied()
+    assert outcome.code == 1
+    missing = [cell for cell in outcome.json["cells"] if cell["reason"]]
+    assert [(cell["row"], cell["task"], cell["file"]) for cell in missing] == [("kivi-2", "kl", None)]
+    assert missing[0]["reason"] == "RuntimeError: CUDA out of memory."
+    assert "9 of 10 cells are there" in outcome.err
+    assert "1 missing: RuntimeError: CUDA out of memory." in outcome.err
+    monkeypatch.undo()
+    assert studied().code == 0
+
+
+def test_what_cannot_be_derived_says_why(tiny_llama, corpus, base_run, tmp_path, study_file, aatc):
+    """Stats without gradients, a budget between widths, Stats that are not there: nothing else suffers."""
+    shutil.copytree(base_run / "stats", tmp_path / "bare" / "stats")
+    text = STUDY.replace('recipe = "kivi"\nbudgets = [2]', 'recipe = "kivi"\nbudgets = [2, 2.5]')
+    text = text.replace(
+        'recipe = "fp16"\n', 'recipe = "fp16"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\nstats = "few"\n'
+    )
+    study_file.write_text(text, encoding="utf-8")
+    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus,
+                   "--json")  # fmt: skip
+    assert outcome.code == 1
+    reasons = {row["name"]: row["reason"] for row in outcome.json["rows"]}
+    assert "no loss gradients" in reasons["palu-2.8"] or "transform holds none" in reasons["palu-2.8"]
+    assert "--fisher" in reasons["palu-2.8"]
+    assert "one width" in reasons["kivi-2.5"]
+    assert "aatc collect --name few" in reasons["paper-3 (few)"]
+    assert [name for name, reason in reasons.items() if reason is None] == ["fp16", "paper-3", "paper@3.5", "kivi-2"]
+    assert str(tmp_path) not in json.dumps(reasons)
+    assert "6 missing" not in outcome.err
+    assert sum(cell["reason"] is not None for cell in outcome.json["cells"]) == 6
+
+
+def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_file, aatc):
+    settings = CollectSettings(samples=4, length=96, rows=384)
+    mixture = TextMixture(sources=[str(corpus)], samples=4, length=96)
+    collect(run, "few", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    study_file.write_text(
+        'name = "calibration"\nsummary = "s"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\n\n[[methods]]\n'
+        'recipe = "paper"\nbudgets = [3]\nstats = "few"\n\n[[tasks]]\ntask = "kl"\nlength = 224\nlimit = 1\n', "utf-8"
+    )  # fmt: skip
+    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    assert outcome.code == 0, outcome.err
+    files = [cell["file"] for cell in outcome.json["cells"]]
+    assert [file.rpartition("/")[0] for file in files] == ["evals", "studies/few/evals"]
+    figures = [read_evaluation(run.root / file).kl_mean for file in files]
+    assert figures[0] != figures[1]
+    inputs = open_artifact(run.root / "studies" / "few" / "transforms" / "whiten", "transform").manifest.inputs
+    assert set(inputs.values()) == {open_artifact(run.stats("few"), "stats").manifest.digest}
+
+
+@pytest.mark.parametrize(("name", "target"), [("paper", 3.9), ("uniform", 3.0), ("kvtc", 2.5), ("ratequant", 4.6),
+                                              ("loss-aware-fused", 2.2), ("kvtc-global", 2.7)])  # fmt: skip
+def test_effective_bits_are_as_near_as_any_budget_comes(run, name, target):
+    """Against every budget in thousandths, one after another, and bytes counted from the breakdown."""
+    recipe = load_recipe(name)
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform=recipe.transform,
+           key_groups=recipe.key_groups, value_groups=recipe.value_groups)  # fmt: skip
+    transform = open_artifact(run.transform(recipe.transform_name), "transform")
+    energies = load_energies(transform)
+
+    def bits_at(budget: float) -> float | None:
+        try:
+            layout = derive(transform, energies, recipe, Budget(unit="bits", value=budget))[1]
+        except AatcError:
+            return None
+        return _packed_bits(layout)
+
+    found = bits_at(Matcher.of(transform, recipe).budget(target).value)
+    scanned = [bits for step in range(int(1000 * target) - 1200, int(1000 * target) + 300, 4)
+               if (bits := bits_at(step / 1000)) is not None]  # fmt: skip
+    nearest = min(abs(bits - target) for bits in scanned)
+    # a budget within half a thousandth of a bit ends the search
+    assert abs(found - target) <= max(nearest, 0.0005)
+
+
+def _packed_bits(layout: CacheLayout) -> float:
+    """The slope of the byte law: bytes that a thousand more flush blocks take, per number."""
+    window = layout.window
+    few, many = (window.sinks + window.recent + n * window.flush for n in (1000, 2000))
+    numbers = 1000 * window.flush * 2 * layout.geometry.layers * layout.geometry.channels
+    return 8 * (layout.bytes(many) - layout.bytes(few)) / numbers
+
+
+def test_packed_bits_are_the_slope_of_the_byte_law(run):
+    study = Study.model_validate(
+        {"name": "s", "summary": "s", "tasks": [{"task": "kl"}],
+         "methods": [{"recipe": "paper", "budgets": [3.0, 3.3]}, {"recipe": "kivi", "budgets": [2.0, 4.0]},
+                     {"recipe": "kvquant", "budgets": [2.0]}, {"recipe": "oscar", "budgets": [2.0]}]}
+    )  # fmt: skip
+    for contestant in Methods(run).contestants(study):
+        assert contestant.subject is not None, contestant.row.reason
+        layout = contestant.subject.plan.layout
+        # codes and padding of one block are rounded to whole bytes
+        assert layout.bits_packed == pytest.approx(_packed_bits(layout), rel=1e-3)
+
+
+def test_one_width_takes_the_nearest_of_its_widths(run):
+    study = Study.model_validate(
+        {"name": "s", "summary": "s", "methods": [{"recipe": "kivi", "effective": [2.4, 2.6, 3.2]}],
+         "tasks": [{"task": "kl"}]}
+    )  # fmt: skip
+    rows = [contestant.row for contestant in Methods(run).contestants(study)]
+    # 2.6 and 3.2 come to the same plan, which is one row
+    assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
+
+
+def test_packaged_studies_name_recipes_and_budgets_that_are_there():
+    for name in available("studies"):
+        study = load_study(name)
+        assert study.name == name
+        for method in study.methods:
+            recipe = load_recipe(method.recipe)
+            assert bool(method.budgets or method.effective) == (recipe.allocator != "none")
+            if recipe.allocator == "one-width":
+                assert set(method.budgets) <= set(recipe.allowed_widths)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "small"', 'name = "a b"', "name"),
+        ("limit = 1", "limt = 1", "limt"),
+        ("first = 160", "contexts = [512]", "contexts is not read by kl"),
+        ('task = "perplexity"\nlength = 200', 'task = "ruler"', "ruler needs contexts"),
+        ('recipe = "kivi"\nbudgets = [2]', 'recipe = "paper"\nbudgets = [2]', "paper is listed twice"),
+        ("budgets = [2]", "budgets = [20]", "less than or equal to 16"),
+        ('recipe = "kivi"', 'recipe = "kiwi"', "no recipe named 'kiwi'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_is_refused(refuses, tiny_llama, corpus, run, study_file, old, new, says):
+    study_file.write_text(STUDY.replace(old, new, 1), encoding="utf-8")
+    refuses("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus,
+            says=(says,), folder=run.root)  # fmt: skip
+
+
+def test_options_that_a_study_has_itself_are_refused(refuses, tiny_llama, run, study_file):
+    common = ("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root)
+    refuses(*common, "--budget", 2, says=("--budget",), folder=run.root, code=2)
+    refuses(*common, "--recipe", "hqq", says=("no recipe 'hqq'",), folder=run.root, code=2)
+    refuses("eval", "--study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",),
+            folder=run.root)  # fmt: skip
+
+
+def test_models_are_kept_within_the_block_alone(tiny_llama):
+    source = find_model(str(tiny_llama))
+    with keeping_models():
+        first = loading.load_model(source, device="cpu")
+        assert loading.load_model(source, dtype="auto") is first
+        assert loading.load_model(source, dtype="bfloat16") is not first
+        assert loading.load_tokenizer(source) is loading.load_tokenizer(source)
+    assert loading.load_model(source) is not first
+
+
+def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
+    study = Study.model_validate(
+        {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}]}
+    )  # fmt: skip
+    choices = StudyChoices(texts=(str(corpus),), length=150, limit=2)
+    result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
+    found = read_evaluation(run.root / result.cells[0].file)
+    assert (found.length, found.windows, found.first_position) == (150, 2, 75)
