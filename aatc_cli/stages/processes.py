@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,9 @@ import torch.distributed as dist
 from aatc_cli.console import log
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError
+
+# how long a process waits for the others, at the start and wherever they meet: shares differ by a window at most
+PATIENCE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Processes:
 def joined(device: str) -> Iterator[Processes]:
     """The processes that torchrun started, connected by NCCL on GPUs and by gloo otherwise, while the block lasts.
 
-    All but the first are silent. Raises `AatcError` when more processes than GPUs of this host ask for one each.
+    All but the first are silent. Raises `AatcError` when more processes than GPUs of this host ask for one each, and
+    when the others do not come within `PATIENCE`.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -82,7 +87,11 @@ def joined(device: str) -> Iterator[Processes]:
         )
     if on_gpus:
         torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if on_gpus else "gloo")
+    try:
+        dist.init_process_group("nccl" if on_gpus else "gloo", timeout=PATIENCE)
+    except dist.DistStoreError as error:
+        problem = f"process {os.environ['RANK']} of {count} waited for the others for {PATIENCE}"
+        raise AatcError(problem, "see what ended them, and start all of them again") from error
     quiet = log.quiet
     try:
         log.quiet = quiet or dist.get_rank() > 0
