@@ -6,7 +6,14 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from aatc_cli.config import MAX_BITS, Geometry, Settings, Window
 from aatc_cli.errors import AatcError
@@ -105,6 +112,20 @@ class Coding(Settings):
     rank_multiple: int = Field(32, ge=1, description="ranks of the allocator rank are multiples of this")
 
 
+class TokenRates(Settings):
+    """Tokens at several rates: classes by the attention a token received while exact, each with widths of its own."""
+
+    shares: tuple[float, ...] = Field(
+        min_length=2, max_length=16, strict=False, description="of the tokens, in every class, least attended first"
+    )
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if min(self.shares) <= 0 or abs(sum(self.shares) - 1.0) > 1e-6:
+            raise ValueError("shares must be positive and sum to 1")
+        return self
+
+
 class Recipe(Settings):
     """One method as a choice on the axes of the design: transform, weights, allocator, quantizer, window."""
 
@@ -148,6 +169,12 @@ class Recipe(Settings):
     coding: Coding = Coding()
     protect: Protection = Protection()
     window: Window = Window()
+    tokens: TokenRates | None = Field(None, description="classes of tokens; others do not write this field")
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return data if self.tokens is not None else {key: part for key, part in data.items() if key != "tokens"}
 
     @model_validator(mode="after")
     def _axes_fit(self) -> Self:
@@ -160,6 +187,8 @@ class Recipe(Settings):
             raise ValueError("widths must rise from min_bits to max_bits")
         if (self.quantizer == "float16") != (self.allocator == "none"):
             raise ValueError('quantizer "float16" and allocator "none" go together')
+        if self.tokens is not None and (not self.packed or self.allocator != "waterfill" or self.protect.layers):
+            raise ValueError('tokens need a packed quantizer, allocator "waterfill" and no protected layers')
         if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
             raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')
         if self.pool == "joint" and (self.key_weight == "fisher") != (self.value_weight == "fisher"):

@@ -23,6 +23,8 @@ from aatc_cli.core.allocate import (
 from aatc_cli.core.head_rates import WIDEST, fitted_curves
 from aatc_cli.core.precision_blocks import SIZES, WIDTHS, Block, block_widths, choose_blocks
 from aatc_cli.core.ranks import proportional_ranks, rounded_rank
+from aatc_cli.core.token_classes import TokenClasses
+from aatc_cli.core.token_rates import allocate_classes
 from aatc_cli.errors import AatcError
 from aatc_cli.profiles import HeadGroups, Recipe
 
@@ -32,11 +34,12 @@ class MethodTables:
     """What some allocators need of a Transform beside `Energies`.
 
     sites: per layer and side the errors per head [H, 9] or those of blocks. joint: per side the energy [q] of latents
-    over all layers and the errors of their blocks.
+    over all layers and the errors of their blocks. classes: of tokens, for recipes with token rates.
     """
 
     sites: list[dict[Side, Floats]] | None = None
     joint: dict[Side, tuple[Floats, Floats]] | None = None
+    classes: TokenClasses | None = None
 
 
 def allocate_any(
@@ -46,6 +49,9 @@ def allocate_any(
 
     Raises `AatcError` when the budget cannot be met, or the transform lacks what the allocator weighs by.
     """
+    if recipe.tokens is not None:
+        assert tables.classes is not None
+        return allocate_classes(energies, recipe, bits_per_channel, groups, tables.classes)
     if recipe.allocator == "one-width":
         return _one_width(energies, recipe, bits_per_channel)
     if recipe.allocator == "rank":

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.received import bin_edges
+from aatc_cli.core.received import bin_costs, bin_edges
+from aatc_cli.core.stats import LayerStats
+from aatc_cli.core.weights import shrunk
 from aatc_cli.errors import AatcError
 
 Floats = NDArray[np.float64]
@@ -56,6 +58,18 @@ class RatedCodec:
         return replace(
             self, codecs=tuple(codec.to(device, dtype) for codec in self.codecs), thresholds=self.thresholds.to(device)
         )
+
+
+def received_table(stats: LayerStats, shrinkage: float) -> Tensor:
+    """Tokens by what they received, and the shares of the loss metric that their keys and values hold: [3, BINS].
+
+    The metric is shrunk by ``shrinkage``, as the transform's is. Estimates of single bins may be a little below zero.
+    """
+    rows = [stats.received]
+    for side, sums in zip(SIDES, (stats.k_probes, stats.v_probes), strict=True):
+        metric = shrunk(stats.loss_metric(side), shrinkage)
+        rows.append(bin_costs(sums, metric) / (max(stats.readers, 1) * metric.shape[0]))
+    return torch.stack(rows)
 
 
 def token_classes(tables: Sequence[Floats], shares: Sequence[float]) -> TokenClasses:

@@ -86,6 +86,7 @@ class Evaluation(Measurement):
     flush: int
     kl_mean: float | None = Field(None, description="KL(reference || compressed), nats per token")
     kl_stderr: float | None = None
+    kl_windows: list[float] | None = Field(None, description="mean KL of every window, by which methods are paired")
     kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
     top1: float | None = Field(None, description="share of positions with the reference's most likely token")
     top1_stderr: float | None = None
@@ -95,6 +96,9 @@ class Evaluation(Measurement):
     perplexity: float | None = None
     perplexity_stderr: float | None = None
     perplexity_reference: float | None = None
+    class_shares: list[float] | None = Field(
+        None, description="with token rates, share of every class among packed tokens, on average over layers"
+    )
     distortion: list[DistortionRow] | None = None
 
     @property

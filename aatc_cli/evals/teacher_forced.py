@@ -21,6 +21,7 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
@@ -28,7 +29,7 @@ from aatc_cli.models.capture import capture
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -51,7 +52,7 @@ def method_logits(
 ) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V].
 
-    Codecs over all layers take several passes: `evals.chunked`.
+    Codecs over all layers take several passes: `evals.chunked`. Those with token rates: `evals.token_rates`.
     """
 
     def attend(inputs: LayerInputs) -> Tensor:
@@ -64,7 +65,7 @@ def method_logits(
 
 
 def reconstruct(
-    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec], sinks: int = 0,
+    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec | RatedCodec], sinks: int = 0,
     coordinates: Coordinates = "pre-rope",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
@@ -82,7 +83,7 @@ def reconstruct(
 
     def coded(x: Tensor, side: Side) -> Tensor:
         codec = codecs[side]
-        assert not isinstance(codec, LayersCodec)
+        assert not isinstance(codec, LayersCodec | RatedCodec)
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":

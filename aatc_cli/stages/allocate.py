@@ -15,10 +15,12 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies, require_blocks
 from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
 from aatc_cli.core.layout import CacheLayout
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, Recipe, dump
 from aatc_cli.stages.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
 from aatc_cli.stages.method_tables import load_tables
+from aatc_cli.stages.token_plans import load_classes, require_classes, write_classes
 from aatc_cli.stages.versions import versions
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -93,13 +95,16 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
     """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
     artifact = transform_of(plan, transform)
     derived, _, _ = derive(artifact, load_energies(artifact), plan.recipe, plan.budget)
-    return [
-        Difference(layer, side, channel, planned, int(derived.bits[layer][side][channel]))
+    differences = [
+        Difference(layer, side, channel, planned, int(derived.bits[layer][side].flat[channel]))
         for layer, widths in enumerate(plan.bits)
         for side in SIDES
         for channel, planned in enumerate(widths[side])
-        if planned != int(derived.bits[layer][side][channel])
+        if planned != int(derived.bits[layer][side].flat[channel])
     ]
+    if plan.classes is not None:
+        require_classes(plan.artifact, plan.classes, load_classes(artifact, plan.recipe))
+    return differences
 
 
 def derive(
@@ -117,6 +122,12 @@ def derive(
         bits: list[dict[Side, list[int]]] = [
             {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
         ]
+        if allocation.classes is not None:
+            by_class: list[list[dict[Side, list[int]]]] = [
+                [{side: layer[side][k] for side in SIDES} for layer in bits]  # type: ignore[misc]
+                for k in range(allocation.classes.counts.shape[1])
+            ]
+            return TokenLayout.of_classes(recipe, geometry, groups, by_class, allocation.classes.shares.tolist())
         blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
         return CacheLayout.of_recipe(recipe, geometry, groups, bits, blocks)
 
@@ -197,6 +208,7 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
     allocation, layout, bits = derive(transform, energies, recipe, budget)
     channels = 2 * layout.geometry.layers * layout.geometry.channels
     total = sum(int(layer[side].sum()) for layer in allocation.bits for side in SIDES)
+    mean = layout.mean_bits if isinstance(layout, TokenLayout) else total / channels
     with ArtifactWriter(target, "plan") as writer:
         for index, layer in enumerate(allocation.bits):
             for side in SIDES:
@@ -204,14 +216,15 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
                 if allocation.starts is not None:
                     begins = torch.from_numpy(allocation.starts[index][side]).to(torch.uint8)
                     writer.add(f"layers.{index}.{side}.starts", begins)
+        classes = {} if allocation.classes is None else {"classes": write_classes(writer, allocation.classes)}
         return writer.commit(
             settings=_settings(recipe, budget), model=transform.manifest.model,
             inputs={"transform": transform.manifest.digest},
             results={
-                "bits_mean": total / channels, "bits_budget": bits, "head_groups": dump(layout.groups),
+                "bits_mean": mean, "bits_budget": bits, "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                 "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.summary(budget.context or _CONTEXT),
+                "layout": layout.summary(budget.context or _CONTEXT), **classes,
             },
             provenance={"versions": versions()},
         )  # fmt: skip

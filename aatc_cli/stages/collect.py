@@ -18,6 +18,7 @@ from aatc_cli.artifact import Manifest, unchanged
 from aatc_cli.config import Geometry
 from aatc_cli.console import Ticker, progress, say, working
 from aatc_cli.core import Side
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.stats import sample_rows
 from aatc_cli.disk import replace_directory
 from aatc_cli.errors import AatcError, UsageError
@@ -203,10 +204,16 @@ def _run_fisher(
     ticker: Ticker,
 ) -> None:  # fmt: skip
     sums: dict[tuple[int, Side], Tensor] = {}
+    received: dict[int, Tensor] = {}
+    window, length = job.settings.window, job.settings.length
+    packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
 
     def add(layer: int, side: Side, gradients: Tensor) -> None:
         sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
         job.layers[layer].add_gradients(side, gradients)
+        seen = received[layer]
+        by_window = gradients.view(*seen.shape, -1)
+        job.layers[layer].add_received(side, seen[:, packed].flatten(), by_window[:, packed].flatten(0, 1))
 
     saved_at = time.monotonic()
     batch = options.fisher_batch or options.batch
@@ -219,7 +226,10 @@ def _run_fisher(
         seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         try:
-            fisher_pass(model, job.sites, tokens, job.settings.window, generators, add, recompute=options.recompute)
+            fisher_pass(
+                model, job.sites, tokens, window, generators, add, recompute=options.recompute,
+                on_received=received.__setitem__,
+            )  # fmt: skip
         except torch.OutOfMemoryError as error:
             problem = f"the gradients of {tokens.shape[0]} windows do not fit into the memory of {options.device}"
             raise AatcError(problem, "lower --fisher-batch, or add --recompute") from error

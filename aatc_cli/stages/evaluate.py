@@ -12,6 +12,7 @@ import torch
 from aatc_cli.artifact import ModelIdentity
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
@@ -124,6 +125,9 @@ def _check(settings: EvalSettings, subjects: Sequence[Subject], options: EvalOpt
         for subject in subjects:
             if subject.plan is None:
                 raise UsageError(f"{subject.name} has no quantizer to predict", "evaluate distortion of a plan")
+            if subject.recipe.tokens is not None:
+                problem = f"the noise of {subject.name}, which keeps tokens at several rates, is not predicted"
+                raise UsageError(problem, "use --task kl or perplexity")
             if not subject.recipe.packed:
                 problem = f"the noise of {subject.recipe.quantizer}, the quantizer of {subject.name}, is not predicted"
                 raise UsageError(problem, "use --task kl or perplexity")
@@ -145,14 +149,22 @@ class _Frame:
         s = self.settings
         return min(s.queries, s.length - s.first_position) if s.task == "distortion" else None
 
-    def evaluation(self, subject: Subject, seconds: float, measured: dict[str, Any]) -> Evaluation:
-        """The record of one subject with what was measured."""
+    def evaluation(
+        self, subject: Subject, seconds: float, measured: dict[str, Any], shares: list[list[float]] | None = None
+    ) -> Evaluation:
+        """The record of one subject with what was measured; sizes at the ``shares`` of token classes, if there are."""
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
+        origin = origin_of(subject, self.identity, self.options)
+        layout = subject.plan.layout if subject.plan else None
+        if isinstance(layout, TokenLayout) and shares is not None:
+            layout = layout.with_shares(shares)
+            means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
+            origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
         scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
-            **origin_of(subject, self.identity, self.options), task=s.task, seconds=seconds,
-            bits_effective=subject.plan.layout.bits_effective(s.length) if subject.plan else 16.0,
-            ratio=subject.plan.layout.ratio(s.length) if subject.plan else 1.0,
+            **origin, task=s.task, seconds=seconds,
+            bits_effective=layout.bits_effective(s.length) if layout else 16.0,
+            ratio=layout.ratio(s.length) if layout else 1.0,
             context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
             windows=tokens.shape[0], length=s.length, stride=s.length - int(self.bos), first_position=s.first_position,
             tokens_scored=tokens.shape[0] * scored, queries=self.queries, sinks=window.sinks, recent=window.recent,
@@ -187,7 +199,7 @@ def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[
             lambda name: ticker.advance(text=f"eval {frame.settings.task}: {name}"),
         )  # fmt: skip
     return [
-        frame.evaluation(subject, score.seconds, _measured(frame.settings.task, score))
+        frame.evaluation(subject, score.seconds, _measured(frame.settings.task, score), score.class_shares())
         for subject, score in zip(subjects, scores, strict=True)
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,14 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
+from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.core.stats import LayerStats
+from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.locking import locked, sweep
 from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
+from aatc_cli.stages.token_plans import PlanClasses, rated_codecs, read_classes
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report", "stability", "studies")
@@ -120,9 +124,15 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
     shapes: dict[str, tuple[int, ...]] = {
         "k_outer": (channels, channels), "v_outer": (channels, channels), "k_sum": (channels,), "v_sum": (channels,),
         "q_outer": (heads, dim, dim), "o_gram": (heads, dim, dim), "k_rows": (-1, channels), "v_rows": (-1, channels),
-        "k_fisher": (channels, channels), "v_fisher": (channels, channels),
+        "k_fisher": (channels, channels), "v_fisher": (channels, channels), "received": (BINS,),
+        "k_probes": (BINS, channels, PROBES), "v_probes": (BINS, channels, PROBES),
     }  # fmt: skip
-    parts = {name: checked_tensor(artifact, f"layers.{layer}.{name}", shapes[name]) for name in LayerStats.TENSORS}
+    parts = {}
+    for part in LayerStats.TENSORS:
+        name = f"layers.{layer}.{part}"
+        absent = part in LayerStats.OPTIONAL and name not in artifact.manifest.tensors
+        zeros = torch.zeros(shapes[part], dtype=torch.float64) if absent else None
+        parts[part] = checked_tensor(artifact, name, shapes[part]) if zeros is None else zeros
     count = artifact.manifest.results.get("tokens")
     if type(count) is not int or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
@@ -184,6 +194,7 @@ def load_energies(transform: Artifact) -> Energies:
 class Plan:
     """A Plan as the run time reads it: its recipe, budget, widths and the Transform it belongs to.
 
+    bits[layer][side] holds the widths [C]; with token classes the n C widths of class 0, 1, ... n - 1 in turn.
     starts: of recipes that code blocks of one precision, 1 where a block begins, else 0.
     """
 
@@ -193,6 +204,7 @@ class Plan:
     bits: list[Mapping[Side, list[int]]]
     groups: HeadGroups
     starts: list[Mapping[Side, list[int]]] | None = None
+    classes: PlanClasses | None = None
 
     @property
     def name(self) -> str:
@@ -207,14 +219,25 @@ class Plan:
     @property
     def layout(self) -> CacheLayout:
         """The byte law at this plan's widths."""
+        if self.classes is not None:
+            widths = [self.class_bits(k) for k in range(self.classes.count)]
+            return TokenLayout.of_classes(self.recipe, self.geometry, self.groups, widths, self.classes.shares.tolist())
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         return CacheLayout.of_recipe(self.recipe, self.geometry, self.groups, self.bits, blocks)
 
     @property
     def mean_bits(self) -> float:
         """Mean code bits per channel over keys and values."""
+        layout = self.layout
+        if isinstance(layout, TokenLayout):
+            return layout.mean_bits
         widths = [width for layer in self.bits for side in SIDES for width in layer[side]]
         return sum(widths) / len(widths)
+
+    def class_bits(self, k: int) -> list[Mapping[Side, list[int]]]:
+        """Widths [C] of class ``k`` of tokens by layer and side; of a plan without classes, those of class 0."""
+        span = slice(k * self.geometry.channels, (k + 1) * self.geometry.channels)
+        return [{side: layer[side][span] for side in SIDES} for layer in self.bits]
 
 
 def open_plan(path: Path) -> Plan:
@@ -228,15 +251,17 @@ def open_plan(path: Path) -> Plan:
         raise damaged(path, "plan", "its settings are not those of a plan") from error
     geometry = artifact.manifest.model.geometry
     bits: list[Mapping[Side, list[int]]] = []
+    classes = read_classes(artifact, recipe)
+    shape = (geometry.channels,) if classes is None else (classes.count, geometry.channels)
     for layer in range(geometry.layers):
         widths = {side: artifact.tensor(f"layers.{layer}.{side}.bits") for side in SIDES}
         for side, tensor in widths.items():
-            fits = tensor.dtype == torch.uint8 and tuple(tensor.shape) == (geometry.channels,)
-            if not fits or not set(tensor.tolist()) <= set(recipe.allowed_widths):
+            fits = tensor.dtype == torch.uint8 and tuple(tensor.shape) == shape
+            if not fits or not set(tensor.flatten().tolist()) <= set(recipe.allowed_widths):
                 raise damaged(path, "plan", f"the widths of layer {layer} {side} are out of range")
-        bits.append({side: tensor.tolist() for side, tensor in widths.items()})
+        bits.append({side: tensor.flatten().tolist() for side, tensor in widths.items()})
     starts = _starts(artifact, bits) if recipe.quantizer == "block-max" else None
-    return Plan(artifact, recipe, budget, bits, groups, starts)
+    return Plan(artifact, recipe, budget, bits, groups, starts, classes)
 
 
 def _starts(artifact: Artifact, bits: list[Mapping[Side, list[int]]]) -> list[Mapping[Side, list[int]]]:
@@ -284,15 +309,35 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
 
     Raises `ArtifactError` on values no codec can have, `AatcError` for a method that has no packed form.
     """
-    quantizer: Any = plan.recipe.quantizer
+    quantizer = plan.recipe.quantizer
     if quantizer not in PACKED_QUANTIZERS:
         raise AatcError(
             f"recipe {plan.recipe.name} has no packed cache: its quantizer {quantizer} is simulated only",
             "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
         )
+    if plan.classes is not None:
+        raise AatcError(
+            f"{plan.name} keeps tokens at {plan.classes.count} rates, which the packed cache does not hold yet",
+            "evaluate it with --task kl or perplexity, or plan with --recipe loss-aware",
+        )
+    return _codecs_at(plan, transform, device, plan.bits)
+
+
+def load_rated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, RatedCodec]]:
+    """The codecs of a plan with token classes, one per layer and side; raises `ArtifactError` as `load_codecs`."""
+    assert plan.classes is not None
+    of_classes = [_codecs_at(plan, transform, device, plan.class_bits(k)) for k in range(plan.classes.count)]
+    return rated_codecs(plan.classes, of_classes, device)
+
+
+def _codecs_at(
+    plan: Plan, transform: Artifact, device: str, bits: Sequence[Mapping[Side, list[int]]]
+) -> list[dict[Side, TransformCodec]]:
+    """One codec per layer and side at these widths [C]."""
+    quantizer: Any = plan.recipe.quantizer
     codecs: list[dict[Side, TransformCodec]] = []
     channels = plan.geometry.channels
-    for layer, widths in enumerate(plan.bits):
+    for layer, widths in enumerate(bits):
         sites: dict[Side, TransformCodec] = {}
         for side in SIDES:
             groups = plan.groups.of(side)

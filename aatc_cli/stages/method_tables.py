@@ -19,6 +19,7 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import encode as encode_latents
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.profiles import Recipe
+from aatc_cli.stages.token_plans import load_classes
 
 # widths for which signposts are placed, and the share of values that KVQuant leaves to its sparse part
 SIGNPOST_WIDTHS = (1, 2, 3, 4)
@@ -107,6 +108,8 @@ def joint_tables(layers: list[LayerStats], side: Side) -> dict[str, Tensor]:
 def load_tables(transform: Artifact, recipe: Recipe) -> MethodTables:
     """The tables that the recipe's allocator needs; raises `ArtifactError` when they are not what they must be."""
     geometry = transform.manifest.model.geometry
+    if recipe.tokens is not None:
+        return MethodTables(classes=load_classes(transform, recipe))
     if recipe.allocator not in ("per-head", "block-dp"):
         return MethodTables()
     if recipe.transform == "global":

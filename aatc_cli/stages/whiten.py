@@ -17,12 +17,14 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.hadamard import hadamard, random_signs
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.transform import GroupTransform, canonical_signs, group_moments, identity, loss_metric, whitening
+from aatc_cli.core.token_classes import received_table
+from aatc_cli.core.transform import GroupTransform, canonical_basis, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
+from aatc_cli.stages.token_plans import received_lags
 from aatc_cli.stages.versions import versions
 
 TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
@@ -82,6 +84,7 @@ def _write(
 ) -> Manifest:
     same = basis.manifest.digest == rates.manifest.digest
     model = rates.manifest.model
+    watched = received_lags(rates)
     with ArtifactWriter(target, "transform") as writer, progress("whiten", model.geometry.layers) as ticker:
         for layer in range(model.geometry.layers):
             rate_layer = load_layer_stats(rates, layer)
@@ -91,6 +94,8 @@ def _write(
                 write_site(writer, layer, side, codec, *weights)
                 for name, tensor in site_tables(settings.transform, side, rate_layer, codec.encode).items():
                     writer.add(f"layers.{layer}.{side}.{name}", tensor)
+            if watched:
+                writer.add(f"layers.{layer}.received", received_table(rate_layer, settings.shrinkage))
             ticker.advance()
         if settings.transform == "global":
             layers = [_rows_alone(load_layer_stats(basis, layer)) for layer in range(model.geometry.layers)]
@@ -99,7 +104,7 @@ def _write(
                     writer.add(f"joint.{side}.{name}", tensor)
         return writer.commit(
             settings=dump(settings), model=model, inputs=inputs, texts=rates.manifest.texts,
-            results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")},
+            results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")} | watched,
             provenance={"versions": versions()},
         )  # fmt: skip
 
@@ -155,8 +160,9 @@ def _group(moment: Tensor, metric: Tensor, settings: WhitenSettings) -> GroupTra
 
 
 def _eigenvectors(moment: Tensor) -> Tensor:
-    """Eigenvectors of a second moment [E, E] in falling order of their eigenvalues, as columns with fixed signs."""
-    return canonical_signs(torch.linalg.eigh((moment + moment.T) / 2)[1].flip(1))
+    """Canonical eigenvectors of a second moment [E, E] in falling order of their eigenvalues, as columns."""
+    values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
+    return canonical_basis(values.flip(0), vectors.flip(1))
 
 
 def _rotation(matrix: Tensor) -> GroupTransform:
