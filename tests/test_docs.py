@@ -27,6 +27,7 @@ from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation
 from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
+from aatc_cli.stages.preflight import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -287,3 +288,11 @@ def test_worked_example_is_the_byte_law():
     text = MATH.read_text("utf-8")
     for cause, count in rows.items():
         assert re.search(rf"^\| {re.escape(cause)} \| .* \| {re.escape(count)} \|$", text, re.M), cause
+
+
+def test_memory_of_the_largest_profile_is_as_stated():
+    page = " ".join(PIPELINE.read_text("utf-8").split())
+    stated = re.search(r"For Llama 3\.1 70B \(80 layers, 1024 channels\) the sums and rows take ([\d.]+) GB", page)
+    geometry = load_model_profile("llama-3.1-70b-instruct").geometry
+    assert (geometry.layers, geometry.channels) == (80, 1024)
+    assert f"{stats_bytes(geometry) / 1e9:.2f}" == stated[1]

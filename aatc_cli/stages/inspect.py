@@ -18,6 +18,7 @@ from aatc_cli.evals.schema import read_evaluation
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.files import Plan, Run, head_groups_of, open_plan
+from aatc_cli.stages.preflight import ROWS, stats_bytes
 
 # the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
 _BARS = "·▁▂▃▄▅▆▇█"
@@ -102,12 +103,14 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
 
 
 def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:
-    """The byte law for a profile at a budget, with no model and no plan at hand."""
+    """The byte law for a profile at a budget and the memory of its statistics, with no model and no plan at hand."""
     bits = _nominal_bits(profile, recipe, budget)
     groups = _groups(profile, recipe)
     layout = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, bits).summary(context)
-    data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout
     geometry = profile.geometry
+    held = stats_bytes(geometry)
+    collect = {"rows": ROWS, "bytes_stats": held, "bytes_stats_layer": held // geometry.layers}
+    data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout | {"collect": collect}
     facts = Table(
         f"profile {profile.name} ({profile.model})", ["fact", "value"],
         [
@@ -116,6 +119,8 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
             ["head groups", f"{profile.head_groups} ({profile.head_groups_why})"],
             [f"of {recipe.name}", groups.described],
             ["bits per channel", f"{bits:.4g}"],
+            ["collect: statistics in memory", f"{held / 1e9:.2f} GB beside the model, with {ROWS:,} rows a layer"],
+            ["whiten: statistics in memory", f"{collect['bytes_stats_layer'] / 1e6:.1f} MB, of a layer at a time"],
         ],
     )  # fmt: skip
     return Inspection(data, [facts, _layout_table(layout)])

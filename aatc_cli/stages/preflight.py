@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from aatc_cli.config import Geometry
+from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.profiles import ModelProfile
 
 # what collect takes without a profile, and rows it keeps
@@ -60,8 +61,6 @@ def collect_work(
     layers = geometry.layers + geometry.sliding_layers
     attention = 4.0 * samples * length**2 * geometry.heads * geometry.head_dim * layers
     sums = 2 * geometry.channels**2 + geometry.heads * geometry.head_dim**2
-    stored = 32 * geometry.channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2
-    stored += 8 * min(rows, tokens) * geometry.channels + 16 * geometry.channels
     config: Any = model.config
     text = config.get_text_config()
     widest = max(int(getattr(text, "intermediate_size", 0) or 0), geometry.heads * geometry.head_dim)
@@ -71,8 +70,19 @@ def collect_work(
         model_bytes=itemsize * sum(parameter.numel() for parameter in model.parameters()),
         # a layer's input, its residual and two of its widest products, and the statistics' float64 copies
         activation_bytes=length * (itemsize * (2 * geometry.hidden_size + 2 * widest) + 24 * geometry.channels),
-        stats_bytes=geometry.layers * stored,
+        stats_bytes=stats_bytes(geometry, min(rows, tokens)),
     )  # fmt: skip
+
+
+def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:
+    """Bytes of the sums and of ``rows`` rows of all compressed layers, which every process of collect holds.
+
+    Of a layer: four sums [C, C], two [H, D, D] and two [C] in float64, two [R, C] of rows in float32, and for the
+    tokens in a bin of received attention their count and the products of their gradients with Z signs (`core.stats`).
+    """
+    channels = geometry.channels
+    layer = 32 * channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2 + 8 * rows * channels + 16 * channels
+    return geometry.layers * (layer + 8 * BINS + 16 * BINS * PROBES * channels)
 
 
 def _weights_per_token(model: nn.Module) -> float:

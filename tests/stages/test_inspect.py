@@ -11,6 +11,7 @@ import torch
 
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
+from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UnsupportedModelError
 from aatc_cli.evals.schema import Evaluation, write_evaluation
 from aatc_cli.models.loading import find_model
@@ -127,6 +128,20 @@ def test_a_profile_at_a_ratio_or_size_meets_it(budget: Any) -> None:
     assert met == pytest.approx(budget.value, rel=1e-4)
     assert 2.4 < inspection.data["bits"] < 2.6
     assert any("head groups" in row[0] and row[1].startswith("2 (") for row in shown(inspection))
+
+
+def test_a_profile_tells_the_memory_of_its_statistics() -> None:
+    """Of 80 layers under 6 GB: what the tensors that collect sums into take, counted where they need none."""
+    profile = load_model_profile("llama-3.1-70b-instruct")
+    inspection = inspect_profile(profile, load_recipe("paper"), make_budget(bits=2.0), 8192)
+    geometry, collect = profile.geometry, inspection.data["collect"]
+    gram = torch.empty(geometry.kv_heads, geometry.head_dim, geometry.head_dim, device="meta")
+    layer = LayerStats.empty(geometry, collect["rows"], gram)
+    assert collect["bytes_stats_layer"] == sum(getattr(layer, name).nbytes for name in LayerStats.TENSORS)
+    assert collect["bytes_stats"] == 80 * collect["bytes_stats_layer"] < 6e9
+    facts = dict(row for row in shown(inspection) if len(row) == 2)
+    assert facts["collect: statistics in memory"].startswith(f"{collect['bytes_stats'] / 1e9:.2f} GB")
+    assert facts["whiten: statistics in memory"].startswith(f"{collect['bytes_stats_layer'] / 1e6:.1f} MB")
 
 
 def test_a_profile_at_a_size_below_the_window() -> None:
