@@ -10,12 +10,17 @@ from K^T K alone: with K^T K / N = P diag(e) P^T and singular values S = sqrt(e)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 # eigenvalues below this share of the largest are rounding noise of the float64 moment, not signal
 _DEAD = 1e-13
+# eigenvalues closer than this share of the largest cannot be told apart: the solver's own error is about as large
+_EQUAL = 1e-14
+# axes that lie as near to a space as the nearest one, up to this share, are taken in their order
+_AS_NEAR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,16 @@ class GroupTransform:
 def whitening(moment: Tensor) -> GroupTransform:
     """The paper's transform from the second moment ``moment`` [E, E] = K^T K / N (Eq. AB-factorization).
 
-    Columns are ordered by falling singular value and their signs are fixed (largest component of each eigenvector
-    positive), so the result does not depend on the solver's choice. A direction the calibration never excited has
-    S = 0: it keeps a unit scale, so that encode and decode stay finite and inverse of each other.
+    Columns are ordered by falling singular value and are canonical (`canonical_basis`), so the result does not depend
+    on the solver's choice. A direction the calibration never excited has S = 0: it keeps a unit scale, so that encode
+    and decode stay finite and inverse of each other.
     """
     moment = moment.to(torch.float64)
     values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
-    values, vectors = values.flip(0), canonical_signs(vectors.flip(1))
+    values = values.flip(0)
     alive = values > _DEAD * values[0].clamp_min(torch.finfo(torch.float64).tiny)
-    singular = torch.where(alive, values.clamp_min(0), torch.zeros_like(values)).sqrt()
+    values = torch.where(alive, values.clamp_min(0), torch.zeros_like(values))
+    vectors, singular = canonical_basis(values, vectors.flip(1)), values.sqrt()
     root = torch.where(alive, singular, torch.ones_like(singular)).sqrt()
     return GroupTransform(encode=vectors / root, decode=root[:, None] * vectors.T, singular=singular)
 
@@ -59,7 +65,8 @@ def loss_metric(moment: Tensor, fisher: Tensor, damping: float = 1e-4) -> GroupT
     root = (vectors * values.sqrt()) @ vectors.T
     inverse = (vectors / values.sqrt()) @ vectors.T
     energies, basis = torch.linalg.eigh(root @ ((moment + moment.T) / 2) @ root)
-    energies, basis = energies.flip(0).clamp_min(0), canonical_signs(basis.flip(1))
+    energies = energies.flip(0).clamp_min(0)
+    basis = canonical_basis(energies, basis.flip(1))
     return GroupTransform(encode=root @ basis, decode=basis.T @ inverse, singular=energies)
 
 
@@ -67,6 +74,34 @@ def identity(size: int) -> GroupTransform:
     """The transform that changes nothing, for ablations and references."""
     eye = torch.eye(size, dtype=torch.float64)
     return GroupTransform(encode=eye, decode=eye, singular=torch.ones(size, dtype=torch.float64))
+
+
+def canonical_basis(values: Tensor, vectors: Tensor) -> Tensor:
+    """Eigenvectors [E, E] (columns) of eigenvalues [E], falling, as functions of the eigenspaces alone.
+
+    Single ones have their signs fixed (`canonical_signs`). Of eigenvalues that float64 cannot tell apart only the space
+    is determined: its basis is made of the coordinate axes nearest to it, one after another, each projected onto what
+    is left of the space and brought to length one (a Cholesky factor of the projector, with pivots).
+    """
+    vectors = canonical_signs(vectors)
+    apart = values[:-1] - values[1:] > _EQUAL * values.abs().max()
+    ends = [int(place) + 1 for place in apart.nonzero()]
+    for start, stop in pairwise([0, *ends, values.numel()]):
+        if stop - start > 1:
+            vectors[:, start:stop] = canonical_signs(_axes_in(vectors[:, start:stop]))
+    return vectors
+
+
+def _axes_in(space: Tensor) -> Tensor:
+    """The basis of `canonical_basis` for the space that orthonormal columns [E, k] span. -> [E, k]."""
+    rest, directions = space.clone(), []
+    for _ in range(space.shape[1]):
+        nearness = rest.square().sum(1)
+        axis = int((nearness >= (1 - _AS_NEAR) * nearness.max()).nonzero()[0])
+        direction = rest[axis] / rest[axis].norm()
+        rest = rest - torch.outer(rest @ direction, direction)
+        directions.append(direction)
+    return space @ torch.stack(directions, 1)
 
 
 def canonical_signs(vectors: Tensor) -> Tensor:
