@@ -18,6 +18,8 @@ from aatc_cli.evals.schema import read_evaluation
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.files import Plan, Run, head_groups_of, open_plan
+from aatc_cli.stages.inspect_classes import COLUMNS as CLASS_COLUMNS
+from aatc_cli.stages.inspect_classes import class_facts, class_rows
 from aatc_cli.stages.preflight import ROWS, stats_bytes
 
 # the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
@@ -99,7 +101,11 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
         f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel",
         ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"], rows,
     )  # fmt: skip
-    return Inspection(data, [widths_table, _layout_table(layout)])
+    if plan.classes is None:
+        return Inspection(data, [widths_table, _layout_table(layout)])
+    facts = class_facts(plan)
+    table = Table("token classes, least attended first", CLASS_COLUMNS, class_rows(facts))
+    return Inspection(data | {"classes": facts}, [widths_table, table, _layout_table(layout)])
 
 
 def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:
