@@ -28,11 +28,19 @@ class Settings(BaseModel):
 
 
 class Window(Settings):
-    """Tokens kept exact: the first ``sinks`` and the ``recent`` latest, flushed in blocks of ``flush``."""
+    """Tokens kept exact or in 8 bits, the first ``sinks`` and the ``recent`` latest, flushed in blocks of ``flush``."""
 
     sinks: int = Field(4, ge=0, description="first tokens kept in full precision (s)")
     recent: int = Field(128, ge=1, description="recent tokens kept in full precision (w)")
     flush: int = Field(16, ge=1, description="tokens quantized at once when the window is full (f)")
+    bits: Literal[8, 16] = Field(
+        16, description="of sinks and window: the model's dtype, or bytes with a scale per head; 16 is not written"
+    )
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return data if self.bits != 16 else {key: part for key, part in data.items() if key != "bits"}
 
     @model_validator(mode="after")
     def _flush_fits(self) -> Self:

@@ -122,7 +122,7 @@ class CacheLayout:
         """Live cache bytes at ``tokens`` tokens per sequence, by cause; the values sum to `bytes`."""
         packed, sites = packed_tokens(tokens, self.window), 2 * self.geometry.layers
         sinks, slots = exact_slots(tokens, self.window)
-        row = self.geometry.channels * HALF_BYTES
+        row = exact_row_bytes(self.geometry, self.window)
         key_codes, value_codes, stored = self._codes(packed)
         parts = {
             "codes_keys": round(key_codes),
@@ -216,6 +216,13 @@ class CacheLayout:
             "breakdown_static": static,
             **(apart if self.geometry.sliding_layers else {}),
         }
+
+
+def exact_row_bytes(geometry: Geometry, window: Window) -> int:
+    """Bytes of one token of one site in the sinks or the window: in 8 bits a byte per channel, a scale per head."""
+    if window.bits == 16:
+        return geometry.channels * HALF_BYTES
+    return geometry.channels + geometry.kv_heads * HALF_BYTES
 
 
 def fp16_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:

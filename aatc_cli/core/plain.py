@@ -29,6 +29,18 @@ class Float8Codec:
         return self
 
 
+def eight_bit(x: Tensor, group: int) -> Tensor:
+    """``x`` [..., C] as signed bytes with one float16 scale for every ``group`` channels: its maximum over 127.
+
+    The dtype is that of ``x``. A group whose scale is no positive float16 becomes zero.
+    """
+    wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (-1, group))
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_max(torch.finfo(torch.float16).max).to(torch.float16)
+    held = scale.to(wide.dtype)
+    codes = torch.round(wide / torch.where(held > 0, held, torch.ones_like(held))).clamp(-127, 127)
+    return (codes * held).flatten(-2).to(x.dtype)
+
+
 @dataclass(frozen=True)
 class NormedLloyd:
     """Every group of ``group`` channels of a token as its norm (float16) and the levels of a unit normal at ``bits``.

@@ -23,6 +23,7 @@ from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 from aatc_cli.models.capture import capture
@@ -56,7 +57,7 @@ def method_logits(
     """
 
     def attend(inputs: LayerInputs) -> Tensor:
-        codecs = method.codecs[inputs.site.layer]
+        codecs, inputs = method.codecs[inputs.site.layer], as_held(inputs, method.window)
         k_hat, v_hat = reconstruct(inputs, codecs, method.window.sinks, method.coordinates)
         return mixed_attention(inputs, k_hat, v_hat, method.window)
 

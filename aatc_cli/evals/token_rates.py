@@ -18,6 +18,7 @@ from aatc_cli.core.attend import attention_weights, weighted_values
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_of
 from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.evals.exact_rows import as_held
 from aatc_cli.evals.teacher_forced import Method, reconstruct
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
@@ -34,7 +35,7 @@ def rated_logits(
 
     def attend(inputs: LayerInputs) -> Tensor:
         codecs: Mapping[Side, RatedCodec] = method.codecs[inputs.site.layer]  # type: ignore[assignment]
-        out, classes = rated_attention(inputs, codecs, method.window)
+        out, classes = rated_attention(as_held(inputs, method.window), codecs, method.window)
         on_classes(inputs.site.layer, classes)
         return out
 

@@ -320,13 +320,31 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which the packed cache does not hold yet",
             "evaluate it with --task kl or perplexity, or plan with --recipe loss-aware",
         )
+    if plan.recipe.window.bits != 16:
+        raise AatcError(
+            f"{plan.name} keeps its window in {plan.recipe.window.bits} bits, which the packed cache does not yet",
+            "evaluate it with --task kl or perplexity, or plan with a window of 16 bits",
+        )
+    return _codecs_at(plan, transform, device, plan.bits)
+
+
+def load_simulated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, TransformCodec]]:
+    """As `load_codecs`, for evaluators of text, which also read plans that the packed cache does not hold yet."""
     return _codecs_at(plan, transform, device, plan.bits)
 
 
 def load_rated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, RatedCodec]]:
     """The codecs of a plan with token classes, one per layer and side; raises `ArtifactError` as `load_codecs`."""
     assert plan.classes is not None
-    of_classes = [_codecs_at(plan, transform, device, plan.class_bits(k)) for k in range(plan.classes.count)]
+    # one transform serves all classes: only widths differ
+    first = _codecs_at(plan, transform, device, plan.class_bits(0))
+    of_classes = [
+        [
+            {side: codecs[side].with_bits(torch.tensor(widths[side]).to(device)) for side in SIDES}
+            for codecs, widths in zip(first, plan.class_bits(k), strict=True)
+        ]
+        for k in range(plan.classes.count)
+    ]
     return rated_codecs(plan.classes, of_classes, device)
 
 

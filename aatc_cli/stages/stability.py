@@ -34,6 +34,7 @@ from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.evaluate import EvalSettings
 from aatc_cli.stages.files import Plan, Run, load_layer_stats, open_stats, transform_of
 from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, subject_codecs
+from aatc_cli.stages.token_plans import load_classes
 from aatc_cli.stages.versions import versions
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.text.windows import Windows, consecutive_windows
@@ -107,12 +108,16 @@ def _predictions(plan: Plan, stats: Sequence[Artifact]) -> list[float | None]:
     """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
     transform = transform_of(plan)
     sums: list[list[float]] = [[] for _ in stats]
+    classes = load_classes(transform, plan.recipe) if plan.classes is not None else None
     for layer, widths in enumerate(plan.bits):
         held = [load_layer_stats(artifact, layer) for artifact in stats]
         for side in SIDES:
             name = f"layers.{layer}.{side}"
             decode, variance = transform.tensor(f"{name}.decode"), transform.tensor(f"{name}.variance").numpy()
-            noise = channel_curves(variance, plan.recipe)[np.arange(variance.size), widths[side]]
+            rows = np.array(widths[side]).reshape(-1, variance.size)
+            # a class of tokens counts by its share and by what noise in it costs
+            parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
+            noise = parts @ channel_curves(variance, plan.recipe)[np.arange(variance.size), rows]
             for total, layer_stats in zip(sums, held, strict=True):
                 weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
                 total.append(0.5 * float(np.sum(noise * weights)))

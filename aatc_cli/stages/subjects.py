@@ -17,7 +17,7 @@ from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
 from aatc_cli.profiles import Recipe
-from aatc_cli.stages.files import Plan, load_codecs, load_rated_codecs, transform_of
+from aatc_cli.stages.files import Plan, load_rated_codecs, load_simulated_codecs, transform_of
 from aatc_cli.stages.method_codecs import method_codecs
 from aatc_cli.stages.versions import versions
 
@@ -71,7 +71,7 @@ def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any,
     if subject.plan.classes is not None:
         return list(load_rated_codecs(subject.plan, transform, device))
     if subject.recipe.packed:
-        return list(load_codecs(subject.plan, transform, device))
+        return list(load_simulated_codecs(subject.plan, transform, device))
     return list(method_codecs(subject.plan, transform, device))
 
 
