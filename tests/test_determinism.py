@@ -122,7 +122,10 @@ def largest_difference(one: Path, other: Path, kind: str) -> dict[str, float]:
 def test_stats_and_transforms_of_other_threads_agree(
     new_model: Any, corpus: Path, tmp_path: Path, head_dim: int
 ) -> None:
-    """Stats to 1e-5: their sums are float64, of float32 activations. Transforms of one Stats to 1e-8, all float64."""
+    """Moments and rows to 1e-6: sums in float64 of float32 activations. Gradients, in float32 throughout, to 1e-4.
+
+    Transforms of one Stats to 1e-6, in float64: rounding turns an eigenvector by 1e-16 over the gap to its neighbour.
+    """
     model = new_model(tmp_path / "model", hidden_size=4 * head_dim, head_dim=head_dim, num_hidden_layers=2)
     runs = []
     for count in (*THREADS, 1):
@@ -139,8 +142,11 @@ def test_stats_and_transforms_of_other_threads_agree(
             found = largest_difference(runs[0].transform(folder), other.transform(folder), "transform")
             made |= {key: max(value, made.get(key, 0.0)) for key, value in found.items()}
     print("threads 1, 2, 4, 1:", {key: f"{value:.1e}" for key, value in (stats | made).items()})
-    assert max(stats.values()) < 1e-5
-    assert max(made.values()) < 1e-8
+    gradients = {key for key in stats if key.endswith(("fisher", "probes"))}
+    assert len(gradients) >= 2
+    assert max(stats[key] for key in gradients) < 1e-4
+    assert max(value for key, value in stats.items() if key not in gradients) < 1e-6
+    assert max(made.values()) < 1e-6
     # once more with one thread: the same bits
     first, last = (open_artifact(one.stats(), "stats").manifest for one in (runs[0], runs[3]))
     assert first.digest == last.digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from typing import Any, Protocol, Self
 
 import torch
@@ -33,7 +34,11 @@ class CacheState(Protocol):
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's entry in the list that transformers wants; it only points at the whole."""
+    """One layer's entry in the list that transformers wants; it only points at the whole.
+
+    Weakly: with a cycle of references the tensors of a dropped cache would wait for the garbage collector, which does
+    not know how much they hold.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -42,8 +47,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, host: HostedCache) -> None:
         super().__init__()
-        self.host = host
+        self._host = weakref.ref(host)
         self.is_initialized = True
+
+    @property
+    def host(self) -> HostedCache:
+        """The cache that this is a layer of."""
+        host = self._host()
+        assert host is not None
+        return host
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the state makes its tensors when the first tokens come."""
