@@ -14,13 +14,13 @@ from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.evals.schema import read_evaluation
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.files import Plan, Run, head_groups_of, open_plan
 from aatc_cli.stages.inspect_classes import COLUMNS as CLASS_COLUMNS
 from aatc_cli.stages.inspect_classes import class_facts, class_rows
 from aatc_cli.stages.preflight import ROWS, stats_bytes
+from aatc_cli.stages.result_tables import read_result, result_table
 
 # the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
 _BARS = "·▁▂▃▄▅▆▇█"
@@ -46,16 +46,21 @@ class Inspection:
 def inspect_path(path: Path, context: int) -> Inspection:
     """Inspect an artifact directory, a run directory or an evaluation file; raises `ArtifactError` otherwise."""
     if path.is_file():
-        evaluation = read_evaluation(path)
-        data = evaluation.model_dump(mode="json")
-        shown = [[key, _number(value)] for key, value in data.items() if key != "distortion" and value is not None]
-        return Inspection(data, [Table(f"evaluation {path.name}", ["field", "value"], shown)])
+        return _inspect_result(path)
     if not (path / MANIFEST).is_file():
         return inspect_run(Run(path))
     kind = read_manifest(path).kind
     if kind == "plan":
         return inspect_plan(open_plan(path), context)
     return _inspect_transform(path) if kind == "transform" else _inspect_stats(path)
+
+
+def _inspect_result(path: Path) -> Inspection:
+    result = read_result(path)
+    data = result.model_dump(mode="json")
+    shown = [[key, _number(value)] for key, value in data.items() if value is not None and not isinstance(value, list)]
+    fields, measured = Table(f"evaluation {path.name}", ["field", "value"], shown), result_table(result)
+    return Inspection(data, [Table(*measured), fields] if measured else [fields])
 
 
 def inspect_run(run: Run) -> Inspection:
