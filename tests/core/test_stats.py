@@ -64,6 +64,37 @@ def test_a_common_offset_costs_the_covariance_its_square_and_no_more(offset):
     assert offset**2 * EPS / 10 <= error <= 10 * offset**2 * EPS + 1e-14
 
 
+@pytest.mark.parametrize(
+    ("mean", "spread"), [(1e6, 1e-2), (1e6, 1.0), (1e4, 1e-3), (1e3, 1e-3), (-1e2, 1e-2), (0.0, 1e-6), (1e-8, 1e-12)]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_cancellation_costs_the_square_of_mean_over_spread(mean, spread, dtype):
+    """Moments about zero, which the transforms are made of, are exact to rounding whatever the mean.
+
+    A covariance taken from them is off by the rounding of mean^2, so by (mean / spread)^2 eps of itself: eight digits
+    are left at 1e4, and none at 1e8. Two passes over the rows lose nothing.
+    """
+    gen = torch.Generator().manual_seed(5)
+    k = (mean + spread * torch.randn(2000, CHANNELS, generator=gen, dtype=torch.float64)).to(dtype)
+    q = torch.randn(2000, GEOMETRY.heads, DIM, generator=gen, dtype=dtype)
+    stats = streamed(q, k, -k, [700, 1, 1299])
+    wide = k.numpy().astype(np.longdouble)
+    moments = (wide.T @ wide).astype(np.float64)
+    np.testing.assert_allclose(stats.k_outer.numpy(), moments, rtol=2000 * EPS, atol=2000 * EPS * spread**2)
+    assert torch.equal(stats.v_outer, stats.k_outer)
+    average = wide.mean(0)
+    np.testing.assert_allclose(stats.k_sum.numpy() / 2000, average.astype(np.float64), rtol=100 * EPS,
+                               atol=100 * EPS * spread)  # fmt: skip
+    two_pass = ((wide - average).T @ (wide - average) / 2000).astype(np.float64)
+    found = (stats.k_outer / 2000 - torch.outer(stats.k_sum, stats.k_sum) / 2000**2).numpy()
+    error = np.abs(found - two_pass).max() / two_pass.diagonal().max()
+    lost = (mean**2 / two_pass.diagonal().max() + 1) * EPS
+    assert error <= 100 * lost
+    # float32 sums would lose the spread already at a tenth of a thousandth of the mean
+    narrow = k.float().T @ k.float()
+    assert np.abs(narrow.double().numpy() - moments).max() > 1e-8 * np.abs(moments).max()
+
+
 def test_batches_do_not_change_the_sums():
     data = draw(128)
     one, many = streamed(*data, [128]), streamed(*data, [5, 60, 63])

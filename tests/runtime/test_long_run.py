@@ -31,7 +31,7 @@ LENGTHS = [
 
 @pytest.fixture(scope="module")
 def long_model(new_model: Any, tmp_path_factory: Any) -> Any:
-    """Two layers of a Llama with room for many positions; in float32 a code on a tie may fall either way, so float64."""
+    """Two layers of a Llama with room for many positions, in float64: in float32 a code on a tie falls either way."""
     folder: Path = new_model(
         tmp_path_factory.mktemp("long") / "model", num_hidden_layers=2, max_position_embeddings=32_768
     )
