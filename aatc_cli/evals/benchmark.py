@@ -20,6 +20,7 @@ class BenchmarkRow(Settings):
     score: float
     stderr: float | None = Field(description="standard deviation of the samples' scores over the root of their number")
     samples: int
+    scores: list[float] | None = Field(None, description="of every sample, in the order asked")
     prompts_sha256: str = Field(description="of all that the model was asked and how, by which a row is known again")
     seconds: float = Field(description="of generation, divided evenly among the caches that were asked together")
 

@@ -27,6 +27,7 @@ class StudyRow(Settings):
     plan: str | None = Field(None, description="digest of the plan")
     bits: float | None = Field(None, description="mean code bits per channel")
     bits_packed: float | None = Field(None, description="effective bits of packed tokens; 16 for fp16")
+    ratio: float | None = Field(None, description="compression of 8192 tokens, as the paper counts it")
     simulated: bool = Field(False, description="whether its codes are not packed but decoded at once")
     reason: str | None = Field(None, description="why there is no plan")
 

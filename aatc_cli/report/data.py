@@ -11,6 +11,7 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.schema import Evaluation
 from aatc_cli.profiles import HeadGroups
+from aatc_cli.report.study_data import StudyView
 
 # the context at which the paper counts bytes; every report states it beside the evaluations' own
 PAPER_CONTEXT = 8192
@@ -88,6 +89,7 @@ class ReportData:
     evaluations: tuple[Evaluation, ...]
     plans: tuple[PlanView, ...]
     spectrum: Spectrum | Absent
+    studies: tuple[StudyView, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -9,7 +9,9 @@ from aatc_cli.artifact import TextRecord
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import Absent, ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
-from aatc_cli.report.tables import Table, number, size
+from aatc_cli.report.sections import FigureBlock, Section
+from aatc_cli.report.study_section import study_section
+from aatc_cli.report.tables import number, size
 
 NO_PLANS = "No plan in this run: aatc allocate --budget 2.5"
 HOW_TO_READ = (
@@ -19,29 +21,11 @@ HOW_TO_READ = (
     "up as they can in free generation, and a small KL does not by itself promise the same answers on a task. A number "
     "after ± is one standard error over windows; windows of one text are not fully independent, so read a difference "
     "of one or two standard errors as a tie. Ratios and bytes are computed by the byte law from the widths (codes, "
-    "padding, token scales, sinks, recent window), not read from an allocator, and the static matrices are stated "
-    "apart. Effective bits count all of those bytes at the evaluation's own context, so short windows look less "
-    "compressed than long ones at the same widths."
+    "padding, scales and what else a method keeps, sinks, recent window), not read from an allocator, and the static "
+    "matrices are stated apart. Effective bits count all of those bytes at the evaluation's own context, so short "
+    "windows look less compressed than long ones at the same widths; in tables of studies they count packed tokens "
+    "alone, without sinks and window, and hold at any context."
 )
-
-
-@dataclass(frozen=True)
-class FigureBlock:
-    """SVG elements that share a caption."""
-
-    svgs: tuple[str, ...]
-    caption: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """A titled part: paragraphs, then figures, then tables. ``slug`` is its anchor in the page."""
-
-    slug: str
-    title: str
-    text: tuple[str, ...] = ()
-    figures: tuple[FigureBlock, ...] = ()
-    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +40,7 @@ class Document:
 def build_document(data: ReportData) -> Document:
     """The report's sections in their fixed order; a section without data says why in one sentence."""
     sections = (
+        *(study_section(view) for view in data.studies),
         _quality(data), _quality_figure(data), _widths(data), _spectrum(data), _distortion(data), _bytes(data),
         Section("reading", "How to read this report", (HOW_TO_READ,)),
     )  # fmt: skip

@@ -9,32 +9,35 @@ from aatc_cli.core import SIDES
 from aatc_cli.report.series import Bar, QualityPanel, Scatter, SpectrumPanel, Widths
 from aatc_cli.report.svg import BAND, FULL_WIDTH, INK, LEVELS, MUTED, REST, SERIES, SIDE_COLOUR, draw, log_axis
 
-_MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*"
 # what is held exact is grey: it does not depend on the plan
 _CAUSE_COLOURS = (SERIES[0], SERIES[1], SERIES[4], SERIES[3], MUTED, REST)
 _SIDE_NAME = {"k": "keys", "v": "values"}
 
 
-def quality_figure(panels: Sequence[QualityPanel]) -> str:
-    """KL (log) against effective bits with standard errors: a panel per protocol, a line per recipe."""
+def quality_figure(panels: Sequence[QualityPanel], name: str = "quality", what: str = "cached number") -> str:
+    """KL (log) against effective bits with standard errors: a panel per protocol, a line per recipe.
+
+    ``name`` prefixes the ids of the figure; ``what`` the bits are counted per.
+    """
     recipes = list(dict.fromkeys(line.recipe for panel in panels for line in panel.lines))
 
     def paint(figure: Any) -> None:
-        axes = _grid(figure, len(panels))
+        axes = grid(figure, len(panels))
         for panel, ax in zip(panels, axes, strict=True):
             for line in panel.lines:
                 i = recipes.index(line.recipe)
                 error = [e or 0.0 for e in line.error]
-                colour, marker = SERIES[i % len(SERIES)], _MARKERS[i % len(_MARKERS)]
+                colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
                 ax.errorbar(
                     line.x, line.y, error, color=colour, marker=marker, capsize=2.5, elinewidth=1.0, label=line.recipe
                 )
             ax.set_yscale("log", nonpositive="clip")
             log_axis(ax.yaxis)
-            ax.set(title=panel.title, xlabel="effective bits per cached number", ylabel="KL (nats per token)")
-        _legend(figure, axes)
+            ax.set(title=panel.title, xlabel=f"effective bits per {what}", ylabel="KL (nats per token)")
+        legend(figure, axes)
 
-    return draw("quality", FULL_WIDTH, 0.4 + 3.0 * _rows(len(panels)), paint)
+    return draw(name, FULL_WIDTH, 0.4 + 3.0 * rows_of_panels(len(panels)), paint)
 
 
 def widths_figure(widths: Widths, top: float, widest: int, name: str, *, legend: bool) -> str:
@@ -82,7 +85,7 @@ def spectrum_figure(panels: Sequence[SpectrumPanel]) -> str:
                 ax.set_ylabel("normalised energy")
             if index >= columns:
                 ax.set_xlabel("channel rank")
-        _legend(figure, axes, title="water level of the plan at")
+        legend(figure, axes, title="water level of the plan at")
 
     return draw("spectrum", FULL_WIDTH, 4.6, paint)
 
@@ -91,7 +94,7 @@ def distortion_figure(scatters: Sequence[Scatter]) -> str:
     """Measured against predicted distortion (log-log) by side, with the diagonal where both agree."""
 
     def paint(figure: Any) -> None:
-        axes = _grid(figure, len(scatters))
+        axes = grid(figure, len(scatters))
         for scatter, ax in zip(scatters, axes, strict=True):
             for plan, marker, kind in ((False, "o", "uniform width"), (True, "^", "plan")):
                 for side in SIDES:
@@ -115,9 +118,11 @@ def distortion_figure(scatters: Sequence[Scatter]) -> str:
             for axis in (ax.xaxis, ax.yaxis):
                 log_axis(axis)
             ax.set(title=scatter.title, xlabel="predicted (relative to the output)", ylabel="measured")
-        _legend(figure, axes, columns=3)
+        legend(figure, axes, columns=3)
 
-    return draw("distortion", FULL_WIDTH if len(scatters) > 1 else 5.6, 0.7 + 4.0 * _rows(len(scatters)), paint)
+    return draw(
+        "distortion", FULL_WIDTH if len(scatters) > 1 else 5.6, 0.7 + 4.0 * rows_of_panels(len(scatters)), paint
+    )
 
 
 def bytes_figure(bars: Sequence[tuple[int, Sequence[Bar]]]) -> str:
@@ -140,25 +145,26 @@ def bytes_figure(bars: Sequence[tuple[int, Sequence[Bar]]]) -> str:
             ax.tick_params(axis="y", length=0)
             ax.grid(False, axis="y")
         axes[-1].set_xlabel("% of the float16 cache")
-        _legend(figure, axes)
+        legend(figure, axes)
 
     return draw("bytes", FULL_WIDTH, 0.8 + len(bars) * (0.45 + 0.24 * count), paint)
 
 
-def _rows(panels: int) -> int:
+def rows_of_panels(panels: int) -> int:
+    """Rows of a grid of panels in two columns."""
     return (panels + 1) // 2
 
 
-def _grid(figure: Any, panels: int) -> list[Any]:
+def grid(figure: Any, panels: int) -> list[Any]:
     """Axes in two columns, one column for a single panel; the odd last place stays empty."""
     columns = min(2, panels)
-    axes = list(figure.subplots(_rows(panels), columns, squeeze=False).ravel())
+    axes = list(figure.subplots(rows_of_panels(panels), columns, squeeze=False).ravel())
     for spare in axes[panels:]:
         spare.remove()
     return axes[:panels]
 
 
-def _legend(figure: Any, axes: Sequence[Any], title: str | None = None, columns: int = 7) -> None:
+def legend(figure: Any, axes: Sequence[Any], title: str | None = None, columns: int = 7) -> None:
     """One legend above all panels, each label once."""
     handles: dict[str, Any] = {}
     for ax in axes:

@@ -16,10 +16,11 @@ from aatc_cli.core import SIDES
 from aatc_cli.evals.schema import Evaluation
 from aatc_cli.profiles import dump
 from aatc_cli.report.data import PlanView, ReportData
-from aatc_cli.report.document import Document, Section
+from aatc_cli.report.document import Document
+from aatc_cli.report.sections import Section
 from aatc_cli.report.tables import Cell, Table
 
-_NESTED = ("distortion", "versions")
+_NESTED = ("distortion", "versions", "kl_windows")
 
 
 def render_markdown(document: Document) -> str:
@@ -54,12 +55,13 @@ def render_csv(evaluations: tuple[Evaluation, ...]) -> str:
 def render_json(data: ReportData) -> str:
     """Everything a report knows: model, texts, evaluations whole, and a summary of every plan."""
     document: dict[str, Any] = {
-        "schema_version": 2,
+        "schema_version": 3,
         "title": data.title,
         "version": data.version,
         "model": None if data.model is None else dump(data.model),
         "texts": {use.artifact: [dump(text) for text in use.texts] for use in data.texts},
         "evaluations": [dump(e) for e in data.evaluations],
+        "studies": [dump(view.result) for view in data.studies],
         "plans": [_plan(plan, data.contexts) for plan in data.plans],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

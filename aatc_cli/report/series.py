@@ -10,7 +10,7 @@ import numpy as np
 from aatc_cli.core import SIDES, Side
 from aatc_cli.report.data import PlanView, Spectrum, paper_first
 from aatc_cli.report.groups import DistortionGroup, Point, QualityGroup
-from aatc_cli.report.tables import CAUSES, number, size
+from aatc_cli.report.tables import CAUSES, causes, number, size
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def bytes_series(plans: Sequence[PlanView], context: int) -> list[Bar]:
     """Bytes by cause in percent of the float16 cache at ``context`` tokens."""
     bars: list[Bar] = []
     for plan in plans:
-        parts, whole = plan.layout.breakdown(context), plan.layout.reference_bytes(context)
+        parts, whole = causes(plan.layout, context), plan.layout.reference_bytes(context)
         shares = {CAUSES[cause]: 100.0 * parts[cause] / whole for cause in CAUSES}
         label = f"{size(plan.layout.bytes(context))}, {number(plan.layout.ratio(context))}x"
         bars.append(Bar(plan.name, shares, label))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aatc_cli.core import SIDES
+from aatc_cli.core.layout import CacheLayout
 from aatc_cli.report.data import PlanView
 from aatc_cli.report.groups import DistortionGroup, QualityGroup, QualityRow
 
@@ -14,7 +15,7 @@ CAUSES = {
     "codes_keys": "key codes",
     "codes_values": "value codes",
     "padding": "padding",
-    "token_scales": "token scales",
+    "token_scales": "scales, outliers",
     "sinks": "sinks",
     "window": "window",
 }
@@ -134,6 +135,18 @@ def _reference_notes(group: QualityGroup) -> list[str]:
     return [*notes, f"Text sha256 {group.protocol.text_sha256[:12]}."]
 
 
+def causes(layout: CacheLayout, context: int) -> dict[str, int]:
+    """Live bytes at ``context`` tokens by the keys of `CAUSES`.
+
+    All that a method keeps beside its codes goes with the token scales, sliding layers with the window.
+    """
+    parts = layout.breakdown(context)
+    named = {cause: parts.pop(cause, 0) for cause in CAUSES}
+    named["window"] += parts.pop("sliding_layers", 0)
+    named["token_scales"] += sum(parts.values())
+    return named
+
+
 def plan_table(plans: Sequence[PlanView]) -> Table:
     """Mean widths, the most and the least generous layer, and predicted distortion of every plan."""
     columns = ("plan", "bits", "K bits", "V bits", "bits by layer", "zero-bit channels", "predicted K", "predicted V")
@@ -181,7 +194,7 @@ def bytes_table(plans: Sequence[PlanView], context: int) -> Table:
     columns = ("plan", *CAUSES.values(), "total", "ratio", "effective bits", "static")
     rows = []
     for plan in plans:
-        parts = plan.layout.breakdown(context)
+        parts = causes(plan.layout, context)
         static = sum(plan.layout.static_breakdown().values())
         rows.append(
             _row(

@@ -116,5 +116,5 @@ def _row(job: _Job, model: Any, tokenizer: Tokenizer, contender: Any, chat: bool
     mean, stderr = mean_and_stderr(scores)
     return BenchmarkRow(
         subtask=job.subtask, context=None, metric=job.metric, score=mean, stderr=stderr, samples=len(scores),
-        prompts_sha256=job.prompts, seconds=time.perf_counter() - began,
+        scores=scores, prompts_sha256=job.prompts, seconds=time.perf_counter() - began,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.disk import write_text
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.evals.study import read_studies
+from aatc_cli.evals.study_scores import cell_evaluation
 from aatc_cli.locking import locked, sweep
 from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
 from aatc_cli.report.document import NO_PLANS, build_document
+from aatc_cli.report.published import published_for
 from aatc_cli.report.render import render_csv, render_html, render_json, render_markdown
+from aatc_cli.report.study_data import StudyView
 from aatc_cli.stages.files import Plan, Run, load_energies, open_plan
 
 
@@ -67,7 +71,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     """Read everything a report shows from ``run``; raises as `make_report` does."""
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
     plans = [open_plan(path) for path in run.plans()]
-    if not evaluations and not plans:
+    if not evaluations and not plans and not any((run.root / "studies").glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -84,7 +88,15 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         evaluations=evaluations,
         plans=tuple(_view(plan) for plan in plans),
         spectrum=_spectrum(run, plans),
+        studies=tuple(_studies(run)),
     )
+
+
+def _studies(run: Run) -> Iterator[StudyView]:
+    """Every study of the run with the evaluations its cells name; files that are gone are left to the report to say."""
+    for result in read_studies(run.root):
+        found = {cell.file: e for cell in result.cells if cell.file and (e := cell_evaluation(run.root, cell))}
+        yield StudyView(result, found, published_for(result.model))
 
 
 def _sources(run: Run) -> list[tuple[str, ModelIdentity, list[TextRecord]]]:

@@ -153,7 +153,7 @@ class _Bench:
         return [
             BenchmarkRow(
                 subtask=job.subtask, context=job.context, metric=job.metric, score=mean, stderr=stderr,
-                samples=len(values), prompts_sha256=job.prompts, seconds=seconds,
+                samples=len(values), scores=values, prompts_sha256=job.prompts, seconds=seconds,
             )
             for values in scores
             for mean, stderr in [mean_and_stderr(values)]

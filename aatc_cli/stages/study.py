@@ -69,7 +69,8 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
         result = _opened(run, study, identity.name, str(identity.weights_fingerprint))
         if options.force:
             result = _forgotten(run, result, choices.recipes)
-        contestants = Methods(run).contestants(study, choices.recipes)
+        known = {row.name: row for row in result.rows}
+        contestants = Methods(run, known, options.force).contestants(study, choices.recipes)
         result = result.with_rows([contestant.row for contestant in contestants])
         write_study(run.root, result)
         for task in study.tasks:

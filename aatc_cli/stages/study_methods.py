@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aatc_cli.artifact import open_artifact
+from aatc_cli.artifact import open_artifact, read_manifest
 from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
@@ -20,6 +20,9 @@ from aatc_cli.stages.subjects import Subject
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies import Study, StudyMethod
 
+# tokens at which the paper counts compression
+_PAPER_CONTEXT = 8192
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -32,9 +35,15 @@ class Contestant:
 
 @dataclass
 class Methods:
-    """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe."""
+    """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe.
+
+    ``known``: rows of an earlier call, whose budgets for effective bits are taken over while their plans hold.
+    ``force`` makes plans anew.
+    """
 
     run: Run
+    known: Mapping[str, StudyRow] = field(default_factory=dict)
+    force: bool = False
     matchers: dict[Path, Matcher] = field(default_factory=dict)
 
     def contestants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Contestant]:
@@ -68,7 +77,9 @@ class Methods:
             asked=None, matched=False,
         )  # fmt: skip
         if recipe.allocator == "none":
-            yield Contestant(plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0}), place, Subject(recipe, None))
+            yield Contestant(
+                plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
+            )
             return
         wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.effective]
         for value, matched in wanted:
@@ -76,7 +87,7 @@ class Methods:
             asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
             row = plain.model_copy(update=asked)
             try:
-                subject = self._subject(place, recipe, method.stats, value, matched)
+                subject = self._subject(place, recipe, row)
             except AatcError as error:
                 say(f"study: {name} is left out: {error.message}")
                 yield Contestant(row.model_copy(update={"reason": reason_of(error, self.run.root)}), place)
@@ -85,25 +96,36 @@ class Methods:
             update = {
                 "budget": subject.plan.budget.label, "plan": subject.plan.artifact.manifest.digest,
                 "bits": subject.plan.mean_bits, "bits_packed": subject.plan.layout.bits_packed,
+                "ratio": subject.plan.layout.ratio(_PAPER_CONTEXT),
             }  # fmt: skip
             yield Contestant(row.model_copy(update=update), place, subject)
 
-    def _subject(self, place: Run, recipe: Recipe, stats: str | None, value: float, matched: bool) -> Subject:
+    def _subject(self, place: Run, recipe: Recipe, row: StudyRow) -> Subject:
         """The plan at a budget, or at the budget that comes to these effective bits, with the Transform it needs."""
+        assert row.asked is not None
         transform = place.transform(recipe.transform_name)
         if not transform.exists():
-            self._whiten(place, recipe, stats)
+            self._whiten(place, recipe, row.stats)
         if recipe.quantizer in ("quanto", "hqq"):
             # a package that is missing is found here, and not after other methods have run
             QuantizedCacheCodec.of(recipe.quantizer, recipe.max_bits, 1, recipe.window.flush)
-        budget = Budget(unit="bits", value=value)
-        if matched:
-            key = transform.parent / recipe.name
-            if key not in self.matchers:
-                self.matchers[key] = Matcher.of(open_artifact(transform, "transform"), recipe)
-            budget = self.matchers[key].budget(value)
-        plan = allocate(place, recipe, [budget])[0]
+        budget = self._matched(place, recipe, row) if row.matched else Budget(unit="bits", value=row.asked)
+        plan = allocate(place, recipe, [budget], force=self.force)[0]
         return Subject(plan.recipe, plan)
+
+    def _matched(self, place: Run, recipe: Recipe, row: StudyRow) -> Budget:
+        assert row.asked is not None
+        transform = open_artifact(place.transform(recipe.transform_name), "transform")
+        known = self.known.get(row.name)
+        if known is not None and known.budget is not None and not self.force:
+            budget = Budget(unit="bits", value=float(known.budget))
+            path = place.plan(recipe.name, budget)
+            plan = read_manifest(path) if path.exists() else None
+            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.manifest.digest}:
+                return budget
+        if transform.path not in self.matchers or self.matchers[transform.path].recipe != recipe:
+            self.matchers[transform.path] = Matcher.of(transform, recipe)
+        return self.matchers[transform.path].budget(row.asked)
 
     def _whiten(self, place: Run, recipe: Recipe, stats: str | None) -> None:
         rates = self.run.stats(stats or "stats")

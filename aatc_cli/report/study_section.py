@@ -1,0 +1,40 @@
+"""One section of the report per study: its figures and tables, as far as its tasks have any."""
+
+from __future__ import annotations
+
+from aatc_cli.report import study_figures, study_tables
+from aatc_cli.report.figures import quality_figure
+from aatc_cli.report.sections import FigureBlock, Section
+from aatc_cli.report.study_data import StudyView
+from aatc_cli.report.tables import number
+
+
+def study_section(view: StudyView) -> Section:
+    """Everything the study's cells give; in words how many are missing."""
+    result, name = view.result, f"study-{view.result.study}".replace(".", "-")
+    missing = sum(cell.file is None for cell in result.cells)
+    command = f"aatc eval --study {result.study}"
+    state = f"All {len(result.cells)} cells are there" if not missing else (
+        f"{missing} of {len(result.cells)} cells are missing, with the reason at their place"
+    )  # fmt: skip
+    tables = [study_tables.main_table(view), *study_tables.window_tables(view), *study_tables.subtask_tables(view)]
+    return Section(
+        name, f"Study {result.study}", (f"{result.summary}. {state} ({command}).",), tuple(_figures(view, name)),
+        tuple(table for table in tables if table is not None),
+    )  # fmt: skip
+
+
+def _figures(view: StudyView, name: str) -> list[FigureBlock]:
+    found = []
+    if panels := study_figures.kl_panels(view):
+        references = {number(panel.reference) for panel in panels if panel.reference is not None}
+        fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
+        drawn = quality_figure(panels, f"{name}-kl", "packed number")
+        found.append(FigureBlock((drawn,), f"KL against effective bits; bars are one standard error.{fp16}"))
+    if scores := study_figures.sweep_panels(view):
+        drawn = study_figures.score_figure(scores, f"{name}-bits", "bits per channel")
+        found.append(FigureBlock((drawn,), "Score against bits per channel; bars are one standard error."))
+    if contexts := study_figures.context_panels(view):
+        drawn = study_figures.score_figure(contexts, f"{name}-context", "context (tokens)")
+        found.append(FigureBlock((drawn,), "Mean RULER score against context; bars are one standard error."))
+    return found
