@@ -23,7 +23,8 @@ WINDOW = Window(sinks=2, recent=8, flush=4)
     "changes",
     [
         {"head_dim": 24}, {"head_dim": 8}, {"num_key_value_heads": 1}, {"num_key_value_heads": 4},
-        {"tie_word_embeddings": True}, {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10},
+        {"tie_word_embeddings": True},
+        {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10},
     ],
     ids=["wide-heads", "narrow-heads", "mqa", "mha", "tied", "odd"],
 )  # fmt: skip
