@@ -7,6 +7,10 @@ from torch import Tensor
 
 from aatc_cli.core.transform import encode as encode_latents
 
+# below this share of what a channel would have without cancellation, its variance is float32 rounding (2^-24 squared,
+# with room for sums of many terms)
+_ROUNDING = 2.0**-40
+
 
 def quadratic_weights(decode: Tensor, forms: Tensor) -> Tensor:
     """w[c] = sum over the group's kv heads h of B[c, h] F[h] B[c, h]^T. decode [groups, E, E], forms [H, D, D] -> [C].
@@ -46,20 +50,25 @@ def latent_variance(encode: Tensor, moment: Tensor) -> Tensor:
     """Second moment of every latent channel: diag(A^T M A) per group. encode [groups, E, E], moment [C, C] -> [C].
 
     The moment about zero, as in the paper's H^T H: the quantizer is symmetric, so a channel's mean costs bits too.
+    A channel in which the vectors cancel but for rounding has none: what is left differs between this and a float32
+    cache by orders of magnitude, and as a scale it would make a token's scale meaningless.
     """
     groups, size, _ = encode.shape
     blocks = torch.stack([moment[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
     matrices = encode.to(torch.float64)
-    return torch.einsum("gec,gef,gfc->gc", matrices, blocks.to(torch.float64), matrices).clamp_min(0).flatten()
+    found = torch.einsum("gec,gef,gfc->gc", matrices, blocks.to(torch.float64), matrices).clamp_min(0)
+    # the same sum if nothing cancelled
+    reach = torch.einsum("gec,ge->gc", matrices.square(), blocks.to(torch.float64).diagonal(dim1=1, dim2=2))
+    return torch.where(found > _ROUNDING * reach, found, torch.zeros_like(found)).flatten()
 
 
 def channel_scales(encode: Tensor, rows: Tensor, variance: Tensor, percentile: float = 99.0) -> Tensor:
     """s[c]: the ``percentile`` of |h_c| over sampled rows [R, C] (paper, "The right scaling"). -> [C], positive.
 
-    A channel whose percentile is zero though it has variance takes its standard deviation, and a dead one takes 1,
-    so that no scale is ever zero.
+    A channel whose percentile is zero though it has variance takes its standard deviation, and a dead one, without
+    variance, takes 1, so that no scale is ever zero or rounding alone.
     """
     latents = encode_latents(rows.to(torch.float64), encode.to(torch.float64)).abs()
     scales = torch.quantile(latents, percentile / 100.0, dim=0)
     scales = torch.where(scales > 0, scales, variance.sqrt())
-    return torch.where(scales > 0, scales, torch.ones_like(scales))
+    return torch.where(variance > 0, scales, torch.ones_like(scales))
