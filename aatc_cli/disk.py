@@ -61,7 +61,7 @@ def replace_directory(source: Path, target: Path) -> None:
     shutil.rmtree(retired, ignore_errors=True)
 
 
-def unwritable(path: Path, failure: OSError) -> AatcError:
+def unwritable(path: Path, failure: Exception) -> AatcError:
     """The error for something that the disk did not take."""
     return AatcError(f"{path} cannot be written: {failure}", "check the space left on the disk and its permissions")
 

@@ -127,8 +127,8 @@ def read_measurement(path: Path, kind: type[M]) -> M:
     try:
         raw: Any = json.loads(read_record(path))
         version = raw.get("schema_version") if isinstance(raw, dict) else None
-        if type(version) is int and version not in (1, 2):
-            problem = f"{path} has schema version {version}; this aatc reads versions 1 and 2"
+        if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
+            problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
             raise ArtifactError(problem, "use the aatc that wrote it, or run aatc eval again")
         if version == 2 and raw.pop("digest", None) != digest_of(raw):
             raise ArtifactError(f"{path} is damaged: it does not match its own digest", "run aatc eval again")

@@ -28,6 +28,7 @@ from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.locking import locked, sweep
 from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
+from aatc_cli.stages.claims import check_plan, check_stats
 from aatc_cli.stages.token_plans import PlanClasses, rated_codecs, read_classes
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
@@ -114,6 +115,7 @@ def open_stats(path: Path) -> Artifact:
         if results.get(done) != settings.get(wanted):
             problem = f"{path} is a checkpoint of collect after {results.get(done)} of {settings.get(wanted)} {what}"
             raise ArtifactError(problem, "run the same aatc collect to finish it")
+    check_stats(artifact)
     return artifact
 
 
@@ -133,6 +135,9 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
         absent = part in LayerStats.OPTIONAL and name not in artifact.manifest.tensors
         zeros = torch.zeros(shapes[part], dtype=torch.float64) if absent else None
         parts[part] = checked_tensor(artifact, name, shapes[part]) if zeros is None else zeros
+    for part in ("k_outer", "v_outer", "q_outer", "o_gram", "k_fisher", "v_fisher"):
+        if bool((parts[part].diagonal(dim1=-2, dim2=-1) < 0).any()):
+            raise damaged(artifact.path, "stats", f"tensor 'layers.{layer}.{part}' has a negative sum of squares")
     count = artifact.manifest.results.get("tokens")
     if type(count) is not int or count < 1:
         raise damaged(artifact.path, "stats", "it has no token count")
@@ -243,6 +248,7 @@ class Plan:
 def open_plan(path: Path) -> Plan:
     """Read a Plan; raises `ArtifactError` when it is absent or damaged."""
     artifact = open_artifact(path, "plan")
+    check_plan(artifact)
     try:
         settings = artifact.manifest.settings
         recipe, budget = Recipe.model_validate(settings["recipe"]), Budget.model_validate(settings["budget"])

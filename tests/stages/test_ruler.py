@@ -50,7 +50,7 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
         ]
         assert set(result["left_out"]) == {"qa_1 at 1024", "qa_2 at 1024"}
         assert "--data" in result["left_out"]["qa_1 at 1024"]
-    files = sorted(path.name for path in (plan_run / "evals").iterdir())
+    files = sorted(path.name for path in (plan_run / "evals").glob("*.json"))
     assert files == ["benchmark.fp16.ruler.json", "benchmark.paper-3.ruler.json"]
     read = read_measurement(plan_run / "evals" / files[1], BenchmarkResult)
     assert json.loads(read.model_dump_json()) == first.json[1]

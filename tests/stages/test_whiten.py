@@ -257,7 +257,7 @@ def test_stats_with_values_they_cannot_have(
 @pytest.mark.parametrize("count", [0, -5, None, "many", True])
 def test_stats_without_a_token_count(base_run: Path, tmp_path: Path, count: object) -> None:
     bad = forged(base_run / "stats", tmp_path / "bad", {}, results={"windows": 8, "tokens": count, "fisher_windows": 0})
-    with pytest.raises(ArtifactError, match="it has no token count"):
+    with pytest.raises(ArtifactError, match="settings are not those of Stats: tokens"):
         make(tmp_path, bad)
 
 
