@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
@@ -49,38 +48,25 @@ def codecs(quantizer: str, layers: int = 2) -> list[dict[str, TransformCodec]]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-        head_dim=64, vocab_size=97, max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-    )  # fmt: skip
-    return LlamaForCausalLM(config).double().eval()
-
-
-def decoded(model: Any, cache: Any, keyword: str, ids: Tensor, prompt: int) -> Tensor:
-    """Logits behind the prompt and behind every later token, fed one at a time. -> [T - prompt + 1, B, V]."""
-    kwargs = {keyword: cache, "use_cache": True, "logits_to_keep": 1}
-    with torch.no_grad():
-        found = [model(input_ids=ids[:, :prompt], **kwargs).logits[:, -1]]
-        found += [model(input_ids=ids[:, t : t + 1], **kwargs).logits[:, -1] for t in range(prompt, ids.shape[1])]
-    return torch.stack(found)
+def model(llama_of: Any) -> Any:
+    return llama_of(
+        hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, max_position_embeddings=1024
+    ).double()
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("prompt", [3, 68, 69, 133])
-def test_twin_decodes_as_the_packed_cache(model: Any, quantizer: str, prompt: int) -> None:
+def test_twin_decodes_as_the_packed_cache(model: Any, token_logits: Any, quantizer: str, prompt: int) -> None:
     ids = torch.randint(97, (2, 140), generator=torch.Generator().manual_seed(prompt))
     plan = codecs(quantizer)
     with compressed(model, plan, WINDOW) as session:
-        expected = decoded(model, session.new_cache(), session.keyword, ids, prompt)
+        expected = token_logits(model, session.new_cache(), session.keyword, ids, prompt)
     with fused(model, plan, WINDOW) as session:
-        got = decoded(model, session.new_cache(2, 140), session.keyword, ids, prompt)
+        got = token_logits(model, session.new_cache(2, 140), session.keyword, ids, prompt)
     assert float((got - expected).abs().max()) < ROUNDING
 
 
-def test_twin_differs_once_tokens_are_packed(model: Any) -> None:
+def test_twin_differs_once_tokens_are_packed(model: Any, token_logits: Any) -> None:
     """The comparison above sees quantization: with no bits at all the logits are others."""
     ids = torch.randint(97, (1, 142), generator=torch.Generator().manual_seed(1))
     plan = codecs("uniform")
@@ -88,7 +74,7 @@ def test_twin_differs_once_tokens_are_packed(model: Any) -> None:
     found = []
     for pair in (plan, none):
         with fused(model, pair, WINDOW) as session:
-            found.append(decoded(model, session.new_cache(1, 142), session.keyword, ids, 140))
+            found.append(token_logits(model, session.new_cache(1, 142), session.keyword, ids, 140))
     assert float((found[0] - found[1]).abs().max()) > 1e-3
 
 

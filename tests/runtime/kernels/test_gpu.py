@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
@@ -92,25 +90,13 @@ def test_append_packs_as_its_twin(quantizer: str, dim: int, dtype: torch.dtype) 
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
-        head_dim=64, vocab_size=97, max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-    )  # fmt: skip
-    return LlamaForCausalLM(config).float().eval().cuda()
+def model(llama_of: Any) -> Any:
+    return llama_of(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8, max_position_embeddings=2048
+    ).cuda()
 
 
-def logits(model: Any, cache: Any, keyword: str, ids: Tensor, prompt: int) -> Tensor:
-    kwargs = {keyword: cache, "use_cache": True, "logits_to_keep": 1}
-    with torch.no_grad():
-        found = [model(input_ids=ids[:, :prompt], **kwargs).logits[:, -1]]
-        found += [model(input_ids=ids[:, t : t + 1], **kwargs).logits[:, -1] for t in range(prompt, ids.shape[1])]
-    return torch.stack(found)
-
-
-def test_model_decodes_as_its_twin(model: Any) -> None:
+def test_model_decodes_as_its_twin(model: Any, token_logits: Any) -> None:
     """Token by token over two flushes, against the torch twin of the same state."""
     plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
     ids = torch.randint(97, (2, 300), generator=torch.Generator().manual_seed(0)).cuda()
@@ -120,7 +106,7 @@ def test_model_decodes_as_its_twin(model: Any) -> None:
             cache = session.new_cache(2, 300)
             if twin:
                 cache.state._kernels = None
-            found.append(logits(model, cache, session.keyword, ids, 170))
+            found.append(token_logits(model, cache, session.keyword, ids, 170))
     error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
     assert float(error) < 0.02
 
