@@ -216,19 +216,20 @@ class _Kernels:
         device, tables = spec.frequencies.device, [layer.tables for layer in spec.layers]
         self.append = Appender(spec.dim, spec.window.sinks, spec.dtype, device)
         head = max(int((table.offsets[1:] - table.offsets[:-1]).max()) for table in tables)
-        self.by_shape: dict[tuple[int, int], Decoder] = {}
+        self.by_shape: dict[tuple[int, int, int], Decoder] = {}
         for table in tables:
-            kind = table.tile_bytes, table.key.steps
+            kind = table.tile_bytes, table.key.steps, table.key.kinds
             if kind not in self.by_shape:
                 shape = DecodeShape(
                     batch, spec.kv_heads, spec.heads // spec.kv_heads, spec.dim, spec.slots, spec.window.sinks,
-                    max_tiles, table.tile_bytes, head, table.fast, table.key.halves, table.key.steps, spec.scaling,
+                    max_tiles, table.tile_bytes, head, table.fast, table.key.halves, table.key.steps,
+                    table.key.kinds, spec.scaling,
                 )  # fmt: skip
                 self.by_shape[kind] = Decoder(shape, spec.dtype, device)
 
     def decode(self, query: Tensor, data: Tensor, tables: LayerTables, *rest: Tensor) -> Tensor:
         """Decode attention with the launch made for this layer's tile size."""
-        return self.by_shape[tables.tile_bytes, tables.key.steps](query, data, tables, *rest)
+        return self.by_shape[tables.tile_bytes, tables.key.steps, tables.key.kinds](query, data, tables, *rest)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ __device__ __forceinline__ void absorb(Absorbed& x, const uint4* rows, const u32
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
-    const float* q = query + (ht * 4 + g / 2) * D;
+    const float* q = query + (ht * 4 + g / 2) * QUERY_ROW;
     u32 b[JS + 1][2];
 #pragma unroll
     for (int i = 0; i < JS; i++) {
@@ -89,32 +89,8 @@ __device__ __forceinline__ void absorb(Absorbed& x, const uint4* rows, const u32
   }
 }
 
-// queries of even columns turned back to the start of the tile, [J][16] a pair of registers, over the angles they use
-__device__ __forceinline__ void turn_queries(float4* angles, const float* query, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  u32 q[HT][JF][2];
-#pragma unroll
-  for (int j = 0; j < JF; j++) {
-    const float4 cs = angles[j * 4 + t];
-#pragma unroll
-    for (int ht = 0; ht < HT; ht++) {
-      const float* from = query + (ht * 4 + g / 2) * D + 8 * j + 2 * t;
-      const float2 ql = *(const float2*)from, qh = *(const float2*)(from + D / 2);
-      q[ht][j][0] = pack2(ql.x * cs.x + qh.x * cs.z, ql.y * cs.y + qh.y * cs.w);
-      q[ht][j][1] = pack2(qh.x * cs.x - ql.x * cs.z, qh.y * cs.y - ql.y * cs.w);
-    }
-  }
-  __syncwarp();
-  if (!(g & 1)) {
-#pragma unroll
-    for (int ht = 0; ht < HT; ht++)
-#pragma unroll
-      for (int j = 0; j < JF; j++) ((uint2*)angles)[((ht * JF + j) * 4 + g / 2) * 4 + t] = make_uint2(q[ht][j][0], q[ht][j][1]);
-  }
-  __syncwarp();
-}
-
-// absorbed scores of row tiles part * MT ..: codes against value and slope; s[ht][m][0], [2] are rows g, g + 8 of head 4 ht + t
+// absorbed scores of row tiles part * MT ..: codes against value and slope; s[ht][m][0] is row g of head 4 ht + t
+// and [SECOND] row g + 8: where a kernel's other products put it
 template <int STEPS>
 __device__ __forceinline__ void slow_scores(float (&s)[HT][MT][4], const u32 (&a)[STEPS][MT][4], const Absorbed& x, float delta, int part,
                                             int lane) {
@@ -145,8 +121,8 @@ __device__ __forceinline__ void slow_scores(float (&s)[HT][MT][4], const u32 (&a
         const float far = delta + 0.015625f * (2 * (part * MT + m) + r);
         const float value = fmaf(__int_as_float(lo[m][2 * r]) - MAGIC_F, 1.f / 254.f, __int_as_float(hi[m][2 * r]) - MAGIC_F);
         const float slope = (__int_as_float(hi[m][2 * r + 1]) - MAGIC_F) * x.scale[ht][1];
-        s[ht][m][2 * r] = fmaf(value, x.scale[ht][0], far * slope);
-        s[ht][m][2 * r + 1] = 0.f;
+        s[ht][m][r * SECOND] = fmaf(value, x.scale[ht][0], far * slope);
+        s[ht][m][r * SECOND + (r == 0 || SECOND == 2 ? 1 : -1)] = 0.f;
       }
   }
 }

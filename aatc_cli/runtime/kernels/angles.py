@@ -26,13 +26,13 @@ def row_angles(frequencies: Tensor, fast: int) -> Tensor:
 
 
 def tile_angles(frequencies: Tensor, sinks: int, tiles: int) -> Tensor:
-    """Angles of the first token of every tile, sinks + 64 n, and of one tile more.
+    """Angles of the first token of every tile, sinks + 64 n, and of two tiles more.
 
-    -> float32 [tiles + 1, D / 16, 4, 4]: the last axis is cos, cos, sin, sin of pairs 8 j + 2 t and 8 j + 2 t + 1.
+    -> float32 [tiles + 2, D / 16, 4, 4]: the last axis is cos, cos, sin, sin of pairs 8 j + 2 t and 8 j + 2 t + 1.
     """
     device, pairs = frequencies.device, frequencies.numel()
-    start = sinks + TILE * torch.arange(tiles + 1, device=device, dtype=torch.float64)
-    angle = (start[:, None] * frequencies.to(torch.float64)).view(tiles + 1, 2 * pairs // BLOCK, 4, 2)
+    start = sinks + TILE * torch.arange(tiles + 2, device=device, dtype=torch.float64)
+    angle = (start[:, None] * frequencies.to(torch.float64)).view(tiles + 2, 2 * pairs // BLOCK, 4, 2)
     return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float32)
 
 

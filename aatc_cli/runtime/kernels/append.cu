@@ -76,7 +76,7 @@ __device__ __forceinline__ u32 plane_word(const u8* codes, int block, int side, 
   for (int i = 0; i < 32 / plane; i++) {
     int token, channel, shift;
     if (side == 0) {
-      const int share = 8 / plane, lane = word / plane, b = i / share, r = word % plane * share + i % share;
+      const int share = 8 / plane, lane = word % 32, b = i / share, r = word / 32 * share + i % share;
       token = 8 * (lane / 4) + r; channel = 4 * (lane % 4) + b; shift = 8 * b + plane * (i % share);
     } else {
       const int lane = word / plane, upper = plane == 1 ? i & 1 : word % plane;

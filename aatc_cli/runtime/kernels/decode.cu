@@ -11,6 +11,9 @@
 #define ANGLE_BYTES (J * 64 > HT * JF * 128 ? J * 64 : HT * JF * 128)
 #define RECORD_AT (ANGLE_BYTES + (JS > 0 ? J * 64 : 0))
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, each in an even column
+#define QUERY_ROW D
+#define SECOND 2
+#define VALUE_SCALE 1048576.f
 
 #include "device.cuh"
 #include "values.cuh"
@@ -23,13 +26,13 @@ __device__ __forceinline__ u32 fixed(u32 x, u32 zero) { u32 d; asm volatile("or.
 // rows R0 .. R0 + N - 1 of the 8 rows of 4 channels that a lane holds of one key block, as bytes, from planes of 2 and 1 bits
 template <int N, int R0> __device__ __forceinline__ void key_rows(u32 (&out)[N], const u8*& at, int width, int lane) {
   if (width >= 2) {
-    const uint2 v = ((const uint2*)at)[lane];
+    const uint2 v = make_uint2(((const u32*)at)[lane], ((const u32*)at)[lane + 32]);
     at += 256;
 #pragma unroll
     for (int i = 0; i < N; i++) { const int r = R0 + i; out[i] = ((r < 4 ? v.x : v.y) >> (2 * (r & 3))) & 0x03030303u; }
 #pragma unroll 1
     for (width -= 2; width >= 2; width -= 2) {
-      const uint2 x = ((const uint2*)at)[lane];
+      const uint2 x = make_uint2(((const u32*)at)[lane], ((const u32*)at)[lane + 32]);
       at += 256;
 #pragma unroll
       for (int i = 0; i < N; i++) { const int r = R0 + i; out[i] = out[i] * 4 + (((r < 4 ? x.x : x.y) >> (2 * (r & 3))) & 0x03030303u); }
@@ -46,6 +49,31 @@ template <int N, int R0> __device__ __forceinline__ void key_rows(u32 (&out)[N],
 #pragma unroll
     for (int i = 0; i < N; i++) out[i] = (v >> (R0 + i)) & 0x01010101u;
   }
+}
+
+// queries of even columns turned back to the start of the tile, [J][16] a pair of registers, over the angles they use
+__device__ __forceinline__ void turn_queries(float4* angles, const float* query, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  u32 q[HT][JF][2];
+#pragma unroll
+  for (int j = 0; j < JF; j++) {
+    const float4 cs = angles[j * 4 + t];
+#pragma unroll
+    for (int ht = 0; ht < HT; ht++) {
+      const float* from = query + (ht * 4 + g / 2) * D + 8 * j + 2 * t;
+      const float2 ql = *(const float2*)from, qh = *(const float2*)(from + D / 2);
+      q[ht][j][0] = pack2(ql.x * cs.x + qh.x * cs.z, ql.y * cs.y + qh.y * cs.w);
+      q[ht][j][1] = pack2(qh.x * cs.x - ql.x * cs.z, qh.y * cs.y - ql.y * cs.w);
+    }
+  }
+  __syncwarp();
+  if (!(g & 1)) {
+#pragma unroll
+    for (int ht = 0; ht < HT; ht++)
+#pragma unroll
+      for (int j = 0; j < JF; j++) ((uint2*)angles)[((ht * JF + j) * 4 + g / 2) * 4 + t] = make_uint2(q[ht][j][0], q[ht][j][1]);
+  }
+  __syncwarp();
 }
 
 // scores of one tile before token scales: sc[ht][m][0] is row g, [1] row g + 8, of head 4 ht + t
@@ -125,7 +153,7 @@ __device__ __forceinline__ void walk(const Shape& s, int from, int to, int warp,
   const auto fetch = [&](u8* to_stage, int n, bool absorbs) {
     for (int i = lane; i < J * 4; i += 32) {
       copy16(address(to_stage + 16 * i), tile_angles + (long long)n * J * 4 + i);
-      if (JS > 0 && absorbs) copy16(address(to_stage + ANGLE_BYTES + 16 * i), tile_angles + (long long)(n + span - 1) * J * 4 + i);
+      if (JS > 0 && absorbs) copy16(address(to_stage + ANGLE_BYTES + 16 * i), tile_angles + (long long)(n + span / 2) * J * 4 + i);
     }
     for (int i = lane * 16; i < bytes; i += 512) copy16(address(to_stage + RECORD_AT + i), base + (long long)n * s.tile_bytes + i);
   };
@@ -141,7 +169,7 @@ __device__ __forceinline__ void walk(const Shape& s, int from, int to, int warp,
     if (JS > 0 && place == 0) absorb<STEPS>(x, rows, offsets, query, theta, (const float4*)(held + ANGLE_BYTES), s.halves, lane);
     turn_queries((float4*)held, query, lane);
     float sc[HT][4][2];
-    const float delta = (float)(place - span + 1) + 0.125f * g;
+    const float delta = (float)(place - span / 2) + 0.125f * g;
     key_scores<STEPS>(sc, rec, wk, x, delta, bs, rot, init, (const uint2*)held, (u32)s.halves >> 1, lane);
 
     u32 p[HT][4][2];

@@ -61,6 +61,7 @@ class DecodeShape:
     fast: int
     halves: int
     steps: int
+    kinds: int
     scaling: float
 
     def splits(self, tuning: Tuning, processors: int) -> int:
@@ -70,8 +71,9 @@ class DecodeShape:
 
     @property
     def span(self) -> int:
-        """Tiles that share one absorbed query: two, or one where tiles are fewer than warps."""
-        return 2 if self.batch * self.kv_heads * self.max_tiles >= 4096 else 1
+        """Tiles that share one absorbed query: two or four, or one where tiles are fewer than warps."""
+        tiles = self.batch * self.kv_heads * self.max_tiles
+        return 1 if tiles < 4096 else 4 if self.steps and tiles >= 8192 else 2
 
     @property
     def exact(self) -> int:
@@ -82,18 +84,18 @@ class DecodeShape:
     def stage_bytes(self) -> int:
         """Shared bytes of one tile under way: two sets of angles and the record."""
         slow = self.dim * 4 if self.fast < self.dim // 16 else 0
-        return self.head_bytes + slow + max(self.dim * 4, -(-self.group // 4) * self.fast * 128)
+        turned = -(-self.group // 4) * self.fast * (256 if self.steps else 128)
+        return self.head_bytes + slow + max(self.dim * 4, turned)
 
     def shared_bytes(self, tuning: Tuning) -> int:
         """Shared bytes of a program, as the kernel lays them out."""
         warps, heads = tuning.warps, 4 * -(-self.group // 4)
         steps = self.steps or self.dim // 32
-        fixed = self.fast * (steps * 512 + 8 * 32 * 8) + 2 * steps * ((self.dim // 16 - self.fast) * 512 + 16)
-        fixed += self.dim * 2 + heads * self.dim * 4
+        fixed = self.fast * steps * 512 + 2 * steps * ((self.dim // 16 - self.fast) * 512 + 16) + self.dim * 2
         if self.steps:
-            fixed += self.fast * 32 + 4 // tuning.row_tiles * 2 * steps * 16
+            fixed += self.fast * (32 * 32 + 32) + (steps + 1) // 2 * 16 + 2 * heads * (self.dim + 8) * 4
         else:
-            fixed += self.fast * 128
+            fixed += self.fast * (64 * 32 + 128) + heads * self.dim * 4
         main = fixed + warps * ((1 if self.steps else 2) * self.stage_bytes + heads // 4 * (steps * 512 + 128))
         merge = warps * self.group * self.dim * 4 + warps * heads * 12
         shares = 2 * warps * 32 // (self.dim // 2) + 2
@@ -115,6 +117,7 @@ class Decoder:
         defines = (
             ("D", shape.dim), ("G", shape.group), ("JF", shape.fast), ("QTYPE", ELEMENTS[dtype]), ("NW", tune.warps),
             ("MT", tune.row_tiles), ("CTAS", tune.programs), ("JU", tune.unroll), ("PS", shape.steps),
+            ("KINDS", shape.kinds),
         )  # fmt: skip
         source = "decode_sm90.cu" if shape.steps else "decode.cu"
         self._split = function(source, "decode_split", defines, place)

@@ -51,9 +51,22 @@ class IntegerKeys:
             torch.stack([offset_codes(part, dim, halves) for part in offsets]), pair_scale, halves,
         )  # fmt: skip
 
+    @staticmethod
+    def rounded(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:
+        """Rows [A, D] with those of fast pairs as the integers hold them, whatever their widths. -> float64."""
+        integer, scale = _integer_rows(rows, dim)
+        held = integer[: rows.shape[0]].to(torch.float64) * scale.to(torch.float64).repeat(2)
+        fast_columns = torch.arange(dim, device=rows.device) % (dim // 2) < 8 * fast
+        return torch.where(fast_columns, held, rows.to(torch.float64))
+
     @property
     def steps(self) -> int:
         """Steps of 32 channels that a launch is compiled for: 0, for it takes any."""
+        return 0
+
+    @property
+    def kinds(self) -> int:
+        """As of `planes.KeyPlanes`; 0, for the loop takes any."""
         return 0
 
     @property

@@ -68,7 +68,7 @@ decode_combine(SHAPE_ARGUMENTS, const float* part, const float* stat, const unsi
     sum += f * stat[at * 3 + 1]; sum_v += f * stat[at * 3 + 2];
     if (i < s.splits) far += v; else exact_v += v;
   }
-  latent[quarter][d] = far * 1048576.f; near[quarter][d] = exact_v;
+  latent[quarter][d] = far * VALUE_SCALE; near[quarter][d] = exact_v;
   if (d == 0) { total[quarter][0] = sum; total[quarter][1] = sum_v; }
   __syncthreads();
   if (quarter == 0) latent[0][d] = latent[0][d] + latent[1][d] + latent[2][d] + latent[3][d];

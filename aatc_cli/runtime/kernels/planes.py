@@ -28,7 +28,7 @@ class KeyPlanes:
     planes int32 [H, P, 2]: byte in a head's record, and bits, 0 for none; cores uint8 (e4m3) [H, P / 2, 2 F, 2, 8, 16]:
     steps of 32 channels, lots of 8 columns, halves of a step, columns, channels; start int32 [H, 2 F, 4], two float16
     each; slow float16 [H, P, J - F, 32, 8] and code_offsets int32 [H, P, 4] as of `IntegerKeys`, by planes;
-    pair_scale float32 [H, D / 2].
+    pair_scale float32 [H, D / 2]. Bit n of ``kinds`` is set where a head has n planes of two bits.
     """
 
     planes: Tensor
@@ -38,6 +38,7 @@ class KeyPlanes:
     code_offsets: Tensor
     pair_scale: Tensor
     halves: int
+    kinds: int
 
     @classmethod
     def of(
@@ -53,10 +54,21 @@ class KeyPlanes:
             _head(part, given, found, 2 * steps, dim, fast, halves)
             for part, given, found in zip(rows, offsets, planes, strict=True)
         ]
+        kinds = sum(1 << twos for twos in {sum(plane.bits == 2 for plane in found) for found in planes})
         table = torch.zeros(len(made), 2 * steps, 2, dtype=torch.int32)
         for head, found in enumerate(planes):
             table[head, : len(found)] = torch.tensor([(plane.at, plane.bits) for plane in found], dtype=torch.int32)
-        return cls(table.to(rows[0].device), *(torch.stack(part) for part in zip(*made, strict=True)), halves)
+        return cls(table.to(rows[0].device), *(torch.stack(part) for part in zip(*made, strict=True)), halves, kinds)
+
+    @staticmethod
+    def rounded(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:
+        """Rows [A, D] as the planes hold those of fast pairs, and those of slow pairs as they are. -> float64."""
+        weight = torch.tensor([2.0 ** max(0, width - 2) for width in widths], dtype=torch.float64)
+        top = rows.to(torch.float64) * weight.to(rows.device).repeat_interleave(BLOCK)[:, None]
+        scale = _scale(top, dim).to(torch.float64).repeat(2)
+        held = (rows.to(torch.float64) / scale).to(torch.float32).to(torch.float8_e4m3fn).to(torch.float64) * scale
+        fast_columns = torch.arange(dim, device=rows.device) % (dim // 2) < 8 * fast
+        return torch.where(fast_columns, held, rows.to(torch.float64))
 
     @property
     def steps(self) -> int:
@@ -78,7 +90,7 @@ class _Plane:
 
 
 def _planes(widths: tuple[int, ...]) -> list[_Plane]:
-    """Planes of a head's key blocks as they lie: of two bits each from the top, and one of one bit for an odd width."""
+    """Planes of a head's key blocks: two bits each from the top, one for an odd width; those of two bits first."""
     found, start = [], 0
     for block, width in enumerate(widths):
         at, left = start, width
@@ -88,7 +100,7 @@ def _planes(widths: tuple[int, ...]) -> list[_Plane]:
             found.append(_Plane(block, at, bits, left))
             at += block_bytes(bits)
         start += block_bytes(width)
-    return found
+    return sorted(found, key=lambda plane: -plane.bits)
 
 
 def _head(
@@ -108,8 +120,7 @@ def _head(
         # the digits of an offset, a half among the last
         given[mine] = (rest[block] / weight).floor() if plane.shift else rest[block]
         rest[block] -= given[mine] * weight
-    largest = of_planes.abs().amax(0).view(2, dim // 2).amax(0)
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest)).to(torch.float32) / _LARGEST
+    scale = _scale(of_planes, dim)
     floats = (of_planes / scale.to(torch.float64).repeat(2)).to(torch.float32).to(torch.float8_e4m3fn)
     column = torch.arange(8 * fast, device=rows.device).view(fast, 1, 8)
     columns = torch.cat((column, column + dim // 2), 1).flatten()
@@ -125,12 +136,7 @@ def _head(
     )  # fmt: skip
 
 
-def rounded_rows(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:
-    """Rows [A, D] as the planes hold those of fast pairs: e4m3 against one scale per rotary pair. -> float64."""
-    weight = torch.tensor([2.0 ** max(0, width - min(width, 2)) for width in widths], dtype=torch.float64)
-    top = rows.to(torch.float64) * weight.to(rows.device).repeat_interleave(BLOCK)[:, None]
-    largest = top.abs().amax(0).view(2, dim // 2).amax(0).repeat(2)
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest)).to(torch.float32).to(torch.float64) / _LARGEST
-    held = (rows.to(torch.float64) / scale).to(torch.float32).to(torch.float8_e4m3fn).to(torch.float64) * scale
-    fast_columns = (torch.arange(dim, device=rows.device) % (dim // 2)) < 8 * fast
-    return torch.where(fast_columns, held, rows.to(torch.float64))
+def _scale(rows: Tensor, dim: int) -> Tensor:
+    """What an e4m3 of one stands for in each rotary pair of rows [.., D]. -> float32 [D / 2]."""
+    largest = rows.abs().amax(0).view(2, dim // 2).amax(0)
+    return torch.where(largest > 0, largest, torch.ones_like(largest)).to(torch.float32) / _LARGEST

@@ -6,7 +6,7 @@ which their matrix is multiplied. Values stay sums of u_c; unit, offset and deco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,12 @@ class LayerTables:
         return cls(
             tuple(keys), tuple(values), widths.to(device), offsets.to(device), key, half, value_offset, fast, sum(sizes)
         )
+
+    def held(self) -> LayerTables:
+        """The same for a twin that reads keys' rows as the kernel holds them: rounded."""
+        dim = self.decode.shape[-1]
+        keys = (replace(part, rows=self.key.rounded(part.rows, part.widths, dim, self.fast)) for part in self.keys)
+        return replace(self, keys=tuple(keys))
 
 
 def fast_pairs(frequencies: Tensor) -> int:

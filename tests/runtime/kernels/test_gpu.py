@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.runtime.fused import fused
 from aatc_cli.runtime.graph import GraphDecoder
 from aatc_cli.runtime.kernels.append import Appender
-from aatc_cli.runtime.kernels.bench import FusedBench
+from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench
 from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables
@@ -39,10 +40,10 @@ def geometry(kv_heads: int, group: int, dim: int) -> Geometry:
 def test_decode_is_its_twin(
     kv_heads: int, group: int, dim: int, batch: int, context: int, bits: float, theta: float
 ) -> None:
-    """Eight-bit keys of a random plan move the output of random queries by percents, and only with wide codes more."""
+    """What differs are roundings: of rotated keys to float16, of weights to 16 bits, and the slopes of slow pairs."""
     bench = FusedBench.of(geometry(kv_heads, group, dim), WINDOW, bits, theta, batch, context, torch.device("cuda"))
     _, error = bench.measure(1)
-    assert error < (0.06 if bits <= 3 else 0.15)
+    assert error < CHECK_BOUND
 
 
 def codecs(quantizer: str, heads: int, dim: int, dtype: torch.dtype) -> dict[Any, TransformCodec]:
@@ -105,7 +106,9 @@ def test_model_decodes_as_its_twin(model: Any, token_logits: Any) -> None:
         with fused(model, plan, WINDOW) as session:
             cache = session.new_cache(2, 300)
             if twin:
-                cache.state._kernels = None
+                # the same rounded rows of keys, so that only arithmetic differs
+                layers = tuple(replace(layer, tables=layer.tables.held()) for layer in cache.state.spec.layers)
+                cache.state.spec, cache.state._kernels = replace(cache.state.spec, layers=layers), None
             found.append(token_logits(model, cache, session.keyword, ids, 170))
     error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
     assert float(error) < 0.02

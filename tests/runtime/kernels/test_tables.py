@@ -14,7 +14,7 @@ from aatc_cli.core.tiles import pack_block
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.kernels.angles import row_angles, tile_angles
 from aatc_cli.runtime.kernels.integer_keys import MAGIC, IntegerKeys
-from aatc_cli.runtime.kernels.planes import KeyPlanes, rounded_rows
+from aatc_cli.runtime.kernels.planes import KeyPlanes
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables, fast_pairs
 
 DIM = 64
@@ -51,7 +51,7 @@ def key_rows(data: np.ndarray, width: int, lane: int) -> list[np.ndarray]:
         plane = 2 if left >= 2 else 1
         for r in range(8):
             share = 8 // plane
-            word = int(words[at + lane * plane + r // share]) >> (plane * (r % share))
+            word = int(words[at + lane + 32 * (r // share)]) >> (plane * (r % share))
             field = np.array([(word >> (8 * b)) & ((1 << plane) - 1) for b in range(4)])
             rows[r] = (rows[r] << plane) + field
         at, left = at + 32 * plane, left - plane
@@ -96,7 +96,9 @@ def test_integer_product_reconstructs_keys() -> None:
     error = torch.from_numpy(got).double() * scale - exact
     assert bool((error.abs() <= bound).all())
     assert float(error.abs().max()) > 0
-    integers = (part.rows.double() / scale).round()
+    held = IntegerKeys.rounded(part.rows, WIDTHS, DIM, DIM // 16) / scale
+    assert torch.allclose(held, (part.rows.double() / scale).round(), atol=1e-4)
+    integers = held.round()
     expected = codes.double() @ integers - (part.offset.double() @ integers).round()
     assert float((torch.from_numpy(got).double() - expected).abs().max()) <= 1
 
@@ -105,7 +107,7 @@ def plane_bytes(record: np.ndarray, at: int, bits: int, lane: int, row: int) -> 
     """The kernel's read of one row of a plane: four fields of a word, as the bytes that are multiplied."""
     words = record[at:].view(np.uint32)
     share = 8 // bits
-    word = int(words[lane * bits + row // share]) >> (bits * (row % share))
+    word = int(words[lane + 32 * (row // share)]) >> (bits * (row % share))
     return np.array([(word >> (8 * b)) & ((1 << bits) - 1) for b in range(4)], np.uint8)
 
 
@@ -145,7 +147,7 @@ def test_planes_as_floats_reconstruct_keys(widths: tuple[int, ...]) -> None:
                     values = total[g + 8 * upper, 8 * lot : 8 * lot + 8] + start[lot]
                     got[8 * g + 2 * m + upper, column : column + 8] = values
     scale = found.pair_scale[0].double().repeat(2)
-    held = rounded_rows(part.rows, widths, DIM, fast)
+    held = KeyPlanes.rounded(part.rows, widths, DIM, fast)
     expected = (codes.double() - part.offset.double()) @ held
     columns = [c for c in range(DIM) if c % (DIM // 2) < 8 * fast]
     error = (got * scale - expected)[:, columns]
@@ -160,10 +162,10 @@ def test_offsets_of_planes_sum_to_those_of_codes() -> None:
     part = side(0, (5, 3))
     found = LayerTables.of([part], [side(2)], DIM, 2, hopper=True).key
     assert isinstance(found, KeyPlanes)
-    assert found.planes[0].tolist() == [[0, 2], [256, 2], [512, 1], [640, 2], [896, 1], [0, 0]]
+    assert found.planes[0].tolist() == [[0, 2], [256, 2], [640, 2], [512, 1], [896, 1], [0, 0]]
     given = found.code_offsets[0].contiguous().view(torch.uint8).view(6, 16).to(torch.float64) / 2
-    assert (given[0] * 8 + given[1] * 2 + given[2]).tolist() == [15.5] * 16
-    assert (given[3] * 2 + given[4]).tolist() == [3.5] * 16
+    assert (given[0] * 8 + given[1] * 2 + given[3]).tolist() == [15.5] * 16
+    assert (given[2] * 2 + given[4]).tolist() == [3.5] * 16
     assert not given[5].any()
 
 
