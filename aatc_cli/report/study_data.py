@@ -64,7 +64,6 @@ def score_figure(rows: list[BenchmarkRow]) -> Figure | None:
 
 
 def title_of(row: StudyRow) -> str:
-    """What a row is called in tables: label, budget where the label is not the row's own, and what kind of cache."""
-    named = row.label if row.label != row.recipe else row.recipe
-    bits = "" if row.budget is None else f" {row.budget}"
-    return f"{named}{bits}{' (simulated)' if row.simulated else ''}"
+    """What a row is called in tables: label, budget (after @ effective bits that were asked for), kind of cache."""
+    bits = "" if row.asked is None else f" {'@' if row.matched else ''}{row.asked:g}"
+    return f"{row.label}{bits}{' (simulated)' if row.simulated else ''}"

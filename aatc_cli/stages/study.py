@@ -120,19 +120,34 @@ class _Sheet:
 
     def _attempt(self, members: list[Contestant]) -> None:
         """Run the stage; where it fails, on each half, so that one method cannot take the others with it."""
-        place = members[0].place
         try:
-            found = self.job.stage(place, [member.subject for member in members if member.subject])
+            self._run(members)
         except Exception as error:  # anything a method may raise: running out of memory, a codec without a kernel, ...
-            if len(members) > 1:
-                middle = len(members) // 2
-                self._attempt(members[:middle])
-                self._attempt(members[middle:])
-                return
             reason = reason_of(error, self.run.root)
-            say(f"study: {self.job.cell.column} of {members[0].row.name} is missing: {reason}")
-            self._put([self._cell(members[0], reason=reason)])
-            return
+            if len(members) == 1 or (isinstance(error, AatcError) and self._fails_for_all(members, reason)):
+                names = ", ".join(member.row.name for member in members)
+                say(f"study: {self.job.cell.column} is missing of {names}: {reason}")
+                self._put([self._cell(member, reason=reason) for member in members])
+                return
+            middle = len(members) // 2
+            self._attempt(members[:middle])
+            self._attempt(members[middle:])
+
+    def _fails_for_all(self, members: list[Contestant], reason: str) -> bool:
+        """Whether the first and the last alone fail for the same reason: then it is the task's and no method's."""
+        for member in (members[0], members[-1]):
+            try:
+                self._run([member])
+            except Exception as error:
+                if reason_of(error, self.run.root) == reason:
+                    continue
+            return False
+        return True
+
+    def _run(self, members: Sequence[Contestant]) -> None:
+        """Run the stage for these, all of one place, and put down their cells."""
+        place = members[0].place
+        found = self.job.stage(place, [member.subject for member in members if member.subject])
         cells = []
         for member, measured in zip(members, found, strict=True):
             path = (place.evals / measured.file_name).relative_to(self.run.root)

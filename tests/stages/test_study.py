@@ -99,7 +99,10 @@ def studied(tiny_llama, corpus, run, study_file, aatc):
 def kept_of(folder) -> dict[str, dict]:
     """Contents of all evaluations without their times."""
     files = {path.name: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
-    return {name: {key: value for key, value in found.items() if key not in ("seconds", "digest")} for name, found in files.items()}
+    return {
+        name: {key: value for key, value in found.items() if key not in ("seconds", "digest")}
+        for name, found in files.items()
+    }
 
 
 def test_a_study_makes_what_is_missing_and_computes_nothing_twice(studied, run, monkeypatch):
@@ -186,6 +189,23 @@ def test_one_method_that_fails_takes_no_other_with_it(studied, run, monkeypatch)
     assert "1 missing: RuntimeError: CUDA out of memory." in outcome.err
     monkeypatch.undo()
     assert studied().code == 0
+
+
+def test_what_fails_for_the_task_is_not_tried_with_every_method(aatc, tiny_llama, corpus, run, study_file, monkeypatch):
+    study_file.write_text(STUDY.replace("length = 224", "length = 1024"), encoding="utf-8")
+    tried, stage = [], study_stage.evaluate
+
+    def counted(place, source, subjects, *rest):
+        tried.append(len(subjects))
+        return stage(place, source, subjects, *rest)
+
+    monkeypatch.setattr(study_stage, "evaluate", counted)
+    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    assert outcome.code == 1
+    assert tried == [5, 1, 1, 5]
+    reasons = [cell["reason"] for cell in outcome.json["cells"] if cell["task"] == "kl"]
+    assert reasons == ["1024 tokens are more than the model's context of 512; use --length 512 or less"] * 5
+    assert "5 of 10 cells are there" in outcome.err
 
 
 def test_what_cannot_be_derived_says_why(tiny_llama, corpus, base_run, tmp_path, study_file, aatc):

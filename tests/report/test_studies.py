@@ -1,0 +1,231 @@
+"""Studies in the report: what is bold, what is tied, what is missing and why, curves, published figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.schema import Evaluation, write_evaluation
+from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, write_study
+from aatc_cli.profiles import load_model_profile, profiles_dir
+from aatc_cli.report import study_figures
+from aatc_cli.report.compare import Figure, tied
+from aatc_cli.report.published import published_for, read_published
+from aatc_cli.stages.files import Run
+from aatc_cli.stages.report import load_report, make_report
+
+WINDOWS = 6
+# mean KL of each method and budget on a window, to which the windows' own difficulty is added
+KL = {("paper", 2): 0.040, ("loss-aware", 2): 0.021, ("kivi", 1): 0.022, ("paper", 3): 0.012, ("kivi", 2): 0.30}
+PACKED = {("paper", 2): 2.1, ("loss-aware", 2): 2.04, ("kivi", 1): 2.0, ("paper", 3): 3.1, ("kivi", 2): 3.0}
+SCORES = {("fp16", None): 0.9, ("paper", 2): 0.8, ("loss-aware", 2): 0.85, ("kivi", 1): 0.4}
+VERSIONS = {"torch": "2.13.0"}
+
+
+def samples(mean: float, count: int = 40) -> list[float]:
+    """Scores of 0 and 1 with exactly this mean, so that the better of two has all the hits of the other."""
+    hits = round(mean * count)
+    return [1.0] * hits + [0.0] * (count - hits)
+
+
+def benchmark_row(subtask: str, context: int | None, values: list[float]) -> BenchmarkRow:
+    mean = sum(values) / len(values)
+    stderr = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return BenchmarkRow(subtask=subtask, context=context, metric="m", score=mean, stderr=stderr, samples=len(values),
+                        scores=values, prompts_sha256=f"{subtask}{context}", seconds=1.0)  # fmt: skip
+
+
+def common(recipe: str, budget: int | None) -> dict[str, object]:
+    return {"recipe": recipe, "budget": None if budget is None else str(budget), "model": "Llama-3.1-8B-Instruct",
+            "model_fingerprint": "f", "plan": None if budget is None else f"{recipe}{budget}",
+            "bits": float(budget or 16), "seconds": 1.0, "device": "cpu", "dtype": "float32",
+            "versions": VERSIONS}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run with one study: KL on a text, RULER at two contexts, LongBench without records, GSM8K for some."""
+    run = Run(tmp_path_factory.mktemp("studies") / "run")
+    difficulty = np.random.default_rng(0).lognormal(0, 0.8, WINDOWS)
+    rows, cells = [], []
+    for recipe, budget in [("fp16", None), *KL]:
+        kl = KL.get((recipe, budget), 0.0)
+        windows = [float(kl * d) for d in difficulty / difficulty.mean()]
+        name = recipe if budget is None else f"{recipe}-{budget}"
+        rows.append(StudyRow(
+            name=name, label=recipe, recipe=recipe, stats=None, asked=budget, matched=False,
+            budget=None if budget is None else str(budget), plan=None if budget is None else f"{recipe}{budget}",
+            bits=float(budget or 16), bits_packed=PACKED.get((recipe, budget), 16.0), ratio=5.0,
+            simulated=recipe == "kivi",
+        ))  # fmt: skip
+        e = Evaluation(
+            **common(recipe, budget), task="kl", bits_effective=float(budget or 16), ratio=4.0, context=2048,
+            text="t.txt", text_sha256="0" * 64, windows=WINDOWS, length=2048, stride=2048, first_position=512,
+            tokens_scored=100,
+            sinks=4, recent=128, flush=16, kl_mean=float(np.mean(windows)),
+            kl_stderr=float(np.std(windows, ddof=1) / math.sqrt(WINDOWS)), kl_windows=windows, top1=0.9, nll=2.0 + kl,
+            nll_reference=2.0,
+        )  # fmt: skip
+        path = write_evaluation(run.evals, e)
+        cells.append(StudyCell(row=name, task="kl", text="t.txt", length=2048, file=f"evals/{path.name}"))
+        if (recipe, budget) in SCORES:
+            score = SCORES[recipe, budget]
+            result = BenchmarkResult(
+                **common(recipe, budget), benchmark="ruler", simulated=recipe == "kivi",
+                rows=[benchmark_row("vt", 4096, samples(score)), benchmark_row("niah_single_1", 4096, samples(score)),
+                      benchmark_row("vt", 8192, samples(score - 0.2))],
+            )  # fmt: skip
+            file = f"evals/{write_evaluation(run.evals, result).name}"
+            cells += [StudyCell(row=name, task="ruler", context=c, file=file) for c in (4096, 8192)]
+        else:
+            cells += [StudyCell(row=name, task="ruler", context=c, reason="CUDA out of memory") for c in (4096, 8192)]
+        cells.append(StudyCell(row=name, task="longbench", reason="the records are not there; give --data"))
+    rows.append(StudyRow(name="hqq-2", label="hqq", recipe="hqq", stats=None, asked=2.0, matched=False,
+                         reason="the hqq cache needs the package hqq; pip install hqq"))  # fmt: skip
+    cells.append(StudyCell(row="hqq-2", task="kl", text="t.txt", length=2048, reason=rows[-1].reason))
+    write_study(run.root, StudyResult(study="all", summary="Everything", model="Llama-3.1-8B-Instruct",
+                                      model_fingerprint="f", rows=tuple(rows), cells=tuple(cells)))  # fmt: skip
+    return run, make_report(run)
+
+
+def table(text: str, caption: str) -> tuple[dict[str, dict[str, str]], str]:
+    """Cells of a Markdown table by row and column, and its notes."""
+    part = text.split(f"### {caption}", 1)[1].split("\n##", 1)[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    columns, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line)
+    return {row[0]: dict(zip(columns, row, strict=True)) for row in rows}, part
+
+
+def test_the_lowest_kl_of_a_rate_is_bold_and_ties_are_those_of_paired_windows(made):
+    text = made[1].markdown.read_text("utf-8")
+    found, notes = table(text, "kl on t.txt: 6 windows of 2048 tokens, scored from position 512, float32")
+    kl = {name: row["KL (nats)"] for name, row in found.items()}
+    assert kl["loss-aware 2"].startswith("**0.0210")
+    assert kl["paper 3"].startswith("**0.0120")
+    assert [name for name, value in kl.items() if value.startswith("**")] == ["paper 3", "loss-aware 2"]
+    # errors of each are far wider than the gap of 0.001, but on every window loss-aware is ahead in proportion:
+    # the gap's own error is that of 0.001 times the windows' difficulty, and 0.001 is more than two of them
+    difficulty = np.random.default_rng(0).lognormal(0, 0.8, WINDOWS)
+    error = 0.001 * np.std(difficulty / difficulty.mean(), ddof=1) / math.sqrt(WINDOWS)
+    assert 2 * error < 0.001
+    assert "≈" not in kl["kivi 1 (simulated)"]
+    assert "≈" not in kl["paper 2"]
+    assert "missing: hqq-2: the hqq cache needs the package hqq; pip install hqq" in notes
+    assert found["kivi 2 (simulated)"]["effective bits"] == "3.00"
+    assert found["paper 2"]["perplexity"] == f"{math.exp(2.04):.2f}"
+
+
+def test_two_standard_errors_decide_paired_or_not():
+    rng = np.random.default_rng(1)
+    base = rng.normal(0, 1, 50)
+    apart, noise = base + 0.1, base + 0.1 + rng.normal(0, 1, 50)
+
+    def figure(values, *, kept=True):
+        error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
+        return Figure(float(np.mean(values)), error, {"t": list(values)} if kept else {})
+
+    assert tied(figure(base), figure(apart)) is False
+    assert tied(figure(base, kept=False), figure(apart)) is True
+    for other in (apart, noise):
+        d = np.asarray(other) - base
+        assert tied(figure(base), figure(other)) is bool(
+            abs(d.mean()) <= 2 * max(d.std(ddof=1) / math.sqrt(50), 1e-12)
+        )  # fmt: skip
+    # other samples cannot be paired, and one sample has no error
+    assert tied(figure(base), figure(apart[:20])) is True
+    assert tied(Figure(0.1, None, {}), figure(base)) is None
+    assert tied(Figure(0.5, 0.1, {}), Figure(0.7, 0.0, {})) is True
+    assert tied(Figure(0.5, 0.1, {}), Figure(0.71, 0.0, {})) is False
+
+
+def test_errors_of_several_parts_add_up_in_pairs():
+    """Against every way to draw one difference per part, weighed alike: variances of the parts' means add."""
+    a = {"x": [1.0, 0.0, 1.0, 1.0], "y": [0.0, 0.0, 1.0]}
+    b = {"x": [0.0, 0.0, 1.0, 0.0], "y": [1.0, 0.0, 0.0]}
+    means = [np.mean(np.subtract(a[k], b[k])) for k in "xy"]
+    error = math.sqrt(sum(np.var(np.subtract(a[k], b[k]), ddof=1) / len(a[k]) for k in "xy")) / 2
+    gap = abs(np.mean(means))
+    assert gap < 2 * error
+    at = Figure(0.0, None, a), Figure(float(2 * error - 1e-9), None, b)
+    assert tied(*at) is True
+    assert tied(at[0], Figure(float(2 * error + 1e-9), None, b)) is False
+
+
+def test_main_table_has_scores_marks_and_the_papers_figures(made):
+    text = made[1].markdown.read_text("utf-8")
+    found, notes = table(text, "Benchmarks: score in %")
+    at_4k = {name: row["RULER 4096"] for name, row in found.items()}
+    # the better of two is ahead in 2 of 80 samples, all the others being equal
+    assert at_4k["loss-aware 2"].startswith("**85.0 ± ")
+    assert at_4k["paper 2"].startswith("80.0 ± ")
+    assert not at_4k["fp16"].startswith("**")
+    assert at_4k["fp16"].endswith(r"\[85.9\]")
+    assert at_4k["paper 2"].endswith(r"\[85.1\]")
+    assert "[" not in at_4k["loss-aware 2"]
+    assert found["fp16"]["RULER 8192"].startswith("70.0")
+    number = re.fullmatch(r"missing \((\d)\)(?: .*)?", found["fp16"]["LongBench avg."])[1]
+    assert f"({number}) the records are not there; give --data" in notes
+    number = re.fullmatch(r"missing \((\d)\)", at_4k["paper 3"].split(r" \[")[0])[1]
+    assert f"({number}) CUDA out of memory" in notes
+    assert "In brackets: the paper's tables of results" in notes
+    assert found["paper 2"]["Comp. at 8192"] == "5.00"
+
+
+def test_ties_of_scores_are_paired(made):
+    """paper and loss-aware differ in 2 of 40 samples of each part: 0.05 against an error of 0.0244 in pairs."""
+    rows, _ = table(made[1].markdown.read_text("utf-8"), "Benchmarks: score in %")
+    difference = [0.0] * 38 + [1.0] * 2
+    error = math.sqrt(2 * np.var(difference, ddof=1) / 40) / 2
+    assert ("≈" in rows["paper 2"]["RULER 4096"]) is bool(2 * error >= 0.05)
+    assert ("≈" in rows["paper 2"]["RULER 8192"]) is bool(2 * math.sqrt(np.var(difference, ddof=1) / 40) >= 0.05)
+    assert "≈" not in rows["kivi 1 (simulated)"]["RULER 4096"]
+
+
+def test_subtasks_have_tables_of_their_own(made):
+    found, _ = table(made[1].markdown.read_text("utf-8"), "RULER at 4096 tokens by subtask: score in %")
+    assert list(found["fp16"])[3:] == ["vt", "niah\\_single\\_1"]
+    assert found["kivi 1 (simulated)"]["vt"].startswith("40.0")
+
+
+def test_curves_are_the_evaluations(made):
+    [view] = load_report(made[0]).studies
+    [panel] = study_figures.kl_panels(view)
+    assert {line.recipe: line.x for line in panel.lines} == {
+        "paper": (2.1, 3.1), "loss-aware": (2.04,), "kivi": (2.0, 3.0)}  # fmt: skip
+    assert next(line for line in panel.lines if line.recipe == "kivi").y == pytest.approx((0.022, 0.30))
+    assert panel.reference == 0.0
+    [contexts] = study_figures.context_panels(view)
+    lines = {line.recipe: line for line in contexts.lines}
+    assert lines["fp16"].x == (4096.0, 8192.0)
+    assert lines["fp16"].y == pytest.approx((90.0, 70.0))
+    page = made[1].html.read_text("utf-8")
+    assert 'id="study-all"' in page
+    assert page.count("<svg") >= 2
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert "study-all-kl" in page
+    assert "study-all-context" in page
+
+
+def test_the_json_has_the_study_whole(made):
+    [study] = json.loads(made[1].json.read_text("utf-8"))["studies"]
+    assert StudyResult.model_validate(study) == load_report(made[0]).studies[0].result
+
+
+def test_published_figures_are_of_the_papers_models():
+    for path in (profiles_dir() / "published").glob("*.toml"):
+        found = read_published(path)
+        assert found.model == load_model_profile(path.stem).model
+        assert all(0 < score < 1 for row in found.rows for score in row.scores.values())
+    llama = published_for("meta-llama/Llama-3.1-8B-Instruct")
+    # Table "main results", row AATC (ours), and Table "bit sweep", row KIVI 1-bit
+    assert llama.score("paper", "2.5", "ruler 32768") == 0.778
+    assert llama.score("kivi", "1", "longbench trec") == 0.368
+    assert llama.score("paper", "2.5", "longbench lcc") == 0.623
+    assert published_for("Qwen2.5-7B-Instruct").score("kivi", "2", "gsm8k") == 0.165
+    assert published_for("Meta-Llama-3.1-8B-Instruct-GGUF") is None

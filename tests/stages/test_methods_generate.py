@@ -1,0 +1,73 @@
+"""Every published recipe answers RULER's prompts through its simulated cache, from Stats to the result file."""
+
+from __future__ import annotations
+
+import pytest
+
+from aatc_cli.config import Window
+from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.schema import read_measurement
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.runtime.contenders import Simulated
+from aatc_cli.stages import ruler as ruler_stage
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.files import Run
+from aatc_cli.stages.ruler import RulerSettings, ruler
+from aatc_cli.stages.study_methods import Methods
+from aatc_cli.stages.subjects import EvalOptions
+from aatc_cli.studies import Study
+
+# no essay and no long instruction: the shortest prompts there are
+CONTEXT, SUBTASK = 1024, "niah_single_1"
+PUBLISHED = [name for name in available("recipes") if not load_recipe(name).packed and name != "fp16"]
+
+
+@pytest.fixture(scope="module")
+def model(new_model, tmp_path_factory):
+    """A tiny model with room for a prompt in bytes and heads of 32, whose flush blocks fill groups of 64."""
+    folder = tmp_path_factory.mktemp("generate") / "tiny"
+    return new_model(folder, max_position_embeddings=1100, num_hidden_layers=2, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def run(model, corpus, tmp_path_factory) -> Run:
+    found = Run(tmp_path_factory.mktemp("generate-run") / "run")
+    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
+    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
+    collect(found, "stats", find_model(str(model)), mixture, settings, CollectOptions())
+    return found
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_method_generates(name, run, model, monkeypatch):
+    recipe = load_recipe(name)
+    bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0}.get(name, 2.0)
+    study = Study.model_validate(
+        {"name": "s", "summary": "s", "methods": [{"recipe": name, "budgets": [bits]}], "tasks": [{"task": "gsm8k"}]}
+    )  # fmt: skip
+    [contestant] = Methods(run).contestants(study)
+    if contestant.subject is None and recipe.quantizer in ("quanto", "hqq"):
+        pytest.skip(contestant.row.reason)
+    assert contestant.subject is not None, contestant.row.reason
+    asked, generate = [], ruler_stage.generate
+
+    def watched(*arguments):
+        # in full, and not only up to a right answer: every step goes through the cache
+        asked.append((arguments[3], generate(*arguments[:-1], lambda row, tokens: False)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(ruler_stage, "generate", watched)
+    settings = RulerSettings((CONTEXT,), 1, (SUBTASK,))
+    [result] = ruler(run, find_model(str(model)), [contestant.subject], settings, EvalOptions())
+    [[contenders, [[tokens]]]] = asked
+    assert isinstance(contenders[0], Simulated)
+    assert len(tokens) == 128
+    assert result.simulated is True
+    assert [(row.subtask, row.context, row.samples, len(row.scores)) for row in result.rows] == [
+        (SUBTASK, CONTEXT, 1, 1)
+    ]
+    kept = read_measurement(run.evals / f"benchmark.{contestant.subject.name}.ruler.json", BenchmarkResult)
+    assert kept.rows == result.rows
+    assert kept.plan == contestant.row.plan
