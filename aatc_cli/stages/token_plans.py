@@ -53,7 +53,7 @@ def load_classes(transform: Artifact, recipe: Recipe) -> TokenClasses:
         raise UsageError(
             f"recipe {recipe.name} watches tokens for {lags[0]} to {lags[1]} steps, "
             f"the calibration watched them for {recorded[0]} to {recorded[1]}",
-            "give the recipe the window of 128 recent tokens and the flush of 16 that collect has",
+            "give the recipe the window that collect has: 128 recent tokens, flushed 16 at a time",
         )
     return token_classes(
         [_table(transform, layer) for layer in range(transform.manifest.model.geometry.layers)], recipe.tokens.shares
