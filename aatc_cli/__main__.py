@@ -6,21 +6,50 @@ import io
 import os
 import sys
 
-import typer
-
-# what the option parser raises for a wrong command line; typer brings a parser of its own and does not name the class
-_ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 _INTERRUPTED = 130
+# distributions that are not called as the packages in them
+_DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 
 def main() -> None:
     """Run ``aatc``. Exit codes: 0 done, 1 failed or check differs, 2 usage, 130 interrupted."""
+    # everything is imported in here, so that an interrupt of an import is one like any other
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        # the reader of a pipe went away: not an error of ours; keep the interpreter from writing to it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "aatc_cli").split(".")[0]
+        if package == "aatc_cli":
+            raise
+        distribution = _DISTRIBUTIONS.get(package, package.replace("_", "-"))
+        _complain(f"the package {package} is not installed", f"pip install {distribution}")
+        code = 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _complain(f"{error.strerror or error}{where}", "check the path, its permissions and the space left on the disk")
+        code = 1
+    if code == _INTERRUPTED:
+        _complain("interrupted", "run the same command again; collect continues from its last checkpoint")
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line; its exit code, with what the user can act on said."""
     if not sys.stderr.isatty():
         # bars of other libraries (a .gguf file being read, a download) would fill a log with carriage returns
         os.environ.setdefault("TQDM_DISABLE", "1")
+    import typer
+
     from aatc_cli.cli import app
     from aatc_cli.errors import AatcError
 
+    # what the option parser raises for a wrong command line; typer brings a parser of its own and does not name it
+    parser_error: type[Exception] = typer.BadParameter.__mro__[1]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # a character that the terminal's encoding lacks is shown as its escape, not as a traceback
@@ -31,25 +60,15 @@ def main() -> None:
         sys.stdout.flush()
     except AatcError as error:
         _complain(error.message, error.hint)
-        sys.exit(error.exit_code)
-    except _ParserError as error:
+        return error.exit_code
+    except parser_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "aatc"
         _complain(getattr(error, "format_message", error.__str__)(), f"see {command} --help")
-        sys.exit(2)
-    except (KeyboardInterrupt, typer.Abort):
-        code = _INTERRUPTED
-    except BrokenPipeError:
-        # the reader of a pipe went away: not an error of ours; keep the interpreter from writing to it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        _complain(f"{error.strerror or error}{where}", "check the path, its permissions and the space left on the disk")
-        sys.exit(1)
-    if code == _INTERRUPTED:
-        _complain("interrupted", "run the same command again; collect continues from its last checkpoint")
-    sys.exit(code if isinstance(code, int) else 0)
+        return 2
+    except typer.Abort:
+        return _INTERRUPTED
+    return code if isinstance(code, int) else 0
 
 
 def _complain(message: str, hint: str | None) -> None:
