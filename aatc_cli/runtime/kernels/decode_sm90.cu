@@ -169,14 +169,7 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, int fro
     __syncwarp();
     float weight[HT][4][2];
     weigh(s, sc, weight, rec + bytes - 256, tile, first_hidden, tile < last, o, mref, l, lv, lane);
-    u32 p[HT][4];
-    operands(p, weight, WEIGHT_STEPS);
-    const u8* at = rec + value_at;
-#pragma unroll
-    for (int i = 0; i < NB; i++) {
-      const int width = (int)(wv >> (4 * i)) & 15;
-      value_block(o, i, at, width, lane, p, weight);
-    }
+    sum_values(o, rec + value_at, wv, lane, weight);
     __syncwarp();
     if (tile + 1 < last) fetch_values(tile + 1);
     commit();

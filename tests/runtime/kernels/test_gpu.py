@@ -97,21 +97,30 @@ def model(llama_of: Any) -> Any:
     ).cuda()
 
 
-def test_model_decodes_as_its_twin(model: Any, token_logits: Any) -> None:
-    """Token by token over two flushes, against the torch twin of the same state."""
+def test_model_steps_as_its_twin(model: Any) -> None:
+    """Every token over two flushes, the twin starting each from the kernels' own state and rounded rows of keys.
+
+    Without that they drift apart: a last-bit difference in one step is another code in the next flush.
+    """
     plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
     ids = torch.randint(97, (2, 300), generator=torch.Generator().manual_seed(0)).cuda()
-    found = []
-    for twin in (False, True):
-        with fused(model, plan, WINDOW) as session:
-            cache = session.new_cache(2, 300)
-            if twin:
-                # the same rounded rows of keys, so that only arithmetic differs
-                layers = tuple(replace(layer, tables=layer.tables.held()) for layer in cache.state.spec.layers)
-                cache.state.spec, cache.state._kernels = replace(cache.state.spec, layers=layers), None
-            found.append(token_logits(model, cache, session.keyword, ids, 170))
-    error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
-    assert float(error) < 0.02
+    with fused(model, plan, WINDOW) as session, torch.no_grad():
+        caches = [session.new_cache(2, 300) for _ in range(2)]
+        states = [cache.state for cache in caches]
+        layers = tuple(replace(layer, tables=layer.tables.held()) for layer in session.spec.layers)
+        states[1].spec, states[1]._kernels = replace(session.spec, layers=layers), None
+        kwargs = [{session.keyword: cache, "use_cache": True, "logits_to_keep": 1} for cache in caches]
+        for one in kwargs:
+            model(input_ids=ids[:, :170], **one)
+        for step in range(170, 300):
+            for name in ("data", "keys", "values"):
+                for mine, theirs in zip(getattr(states[1], name), getattr(states[0], name), strict=True):
+                    mine.copy_(theirs)
+            found = [model(input_ids=ids[:, step : step + 1], **one).logits for one in kwargs]
+            error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
+            assert float(error) < CHECK_BOUND, step
+            for name in ("tokens", "tiles", "hidden"):
+                assert torch.equal(getattr(states[0], name), getattr(states[1], name))
 
 
 def test_graph_replays_what_eager_steps_do(model: Any) -> None:
