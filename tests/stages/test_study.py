@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import tomllib
 
 import pytest
 
@@ -12,11 +14,11 @@ from aatc_cli.config import Budget, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluation
-from aatc_cli.evals.study import read_study, study_path
+from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, read_study, study_path
 from aatc_cli.models import loading
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages import study as study_stage
 from aatc_cli.stages.allocate import derive
@@ -28,7 +30,7 @@ from aatc_cli.stages.study import StudyChoices, run_study
 from aatc_cli.stages.study_methods import Methods
 from aatc_cli.stages.subjects import EvalOptions
 from aatc_cli.stages.whiten import whiten
-from aatc_cli.studies import Study, load_study
+from aatc_cli.studies import Study, StudyMethod, StudyTask, load_study
 
 STUDY = """
 name = "small"
@@ -359,3 +361,14 @@ def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
     result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
     found = read_evaluation(run.root / result.cells[0].file)
     assert (found.length, found.windows, found.first_position) == (150, 2, 75)
+
+
+def test_studies_and_their_fields_are_documented():
+    page = (profiles_dir().parent / "docs" / "studies.md").read_text("utf-8")
+    fields = {
+        name for model in (StudyMethod, StudyTask, StudyRow, StudyCell, StudyResult) for name in model.model_fields
+    }
+    assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
+    assert [name for name in available("studies") if f"| `{name}` |" not in page] == []
+    [example] = re.findall(r"```toml\n(.*?)```", page, re.S)
+    assert Study.model_validate(tomllib.loads(example)).name == "mine"
