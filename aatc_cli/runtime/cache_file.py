@@ -199,7 +199,7 @@ def _read_manifest(folder: Path) -> CacheManifest:
         version = json.loads(text).get("schema_version")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(folder, f"its manifest cannot be read: {error}") from error
-    if version != 1:
+    if type(version) is not int or version != 1:
         raise ArtifactError(
             f"{folder} has schema version {version!r}; this aatc reads version 1", "save the cache again"
         )

@@ -62,8 +62,13 @@ class Children:
         answer = self.ask("wait", pid=pid, after=after, signal_name=signal_name)
         out = self.folders.pop(pid)
         count = out / "calls"
+
+        def read(file: Path) -> str:
+            # a child may have been killed before it opened them
+            return file.read_text("utf-8", "replace") if file.exists() else ""
+
         ended = Ended(
-            answer["code"], *((out / name).read_text("utf-8", "replace") for name in ("stdout", "stderr")),
+            answer["code"], *(read(out / name) for name in ("stdout", "stderr")),
             int(count.read_text()) if count.exists() else -1, answer["seconds"],
         )  # fmt: skip
         shutil.rmtree(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("collect", "whiten", "allocate", "eval", "report", "save")
+# report, whose drawings take a second, is killed in fewer ways; what it writes is no artifact
+COMMANDS = ("collect", "whiten", "allocate", "eval", "save")
 SEED = 2026
 
 
@@ -43,7 +45,7 @@ def calls(workshop: Any, tmp_path: Path) -> Any:
 
 
 def test_twenty_kills(crash: Any, calls: Any) -> None:
-    """A seeded sample of all below: calls of every command, moments of the clock, and a write cut short."""
+    """A seeded sample of all below: calls of every command, moments of the clock, and writes cut short."""
     draw, hit = random.Random(SEED), 0
     for index, name in enumerate(COMMANDS):
         replacing = bool(index % 2)
@@ -51,14 +53,15 @@ def test_twenty_kills(crash: Any, calls: Any) -> None:
         for at in draw.sample(range(1, total + 1), 3):
             assert crash(name, replacing, act="SIGKILL", at=at)
             hit += 1
-        hit += crash(name, not replacing, after=draw.uniform(0, 0.9 * seconds))
-    hit += crash("whiten", True, size=draw.randrange(1, 10_000), dies=True)
+        hit += crash(name, not replacing, after=draw.uniform(0, seconds / 2))
+        if name != "collect":
+            assert crash(name, True, size=draw.randrange(8, 500), dies=True)
+            hit += 1
     assert hit >= 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replacing", [False, True], ids=["new", "replacing"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "replacing"), [*itertools.product(COMMANDS, (False, True)), ("report", True)])
 def test_a_kill_before_every_call_of_the_file_system(crash: Any, calls: Any, name: str, replacing: bool) -> None:
     total, _ = calls(name, replacing)
     assert total >= 5
@@ -72,9 +75,12 @@ def test_a_kill_before_every_call_of_the_file_system(crash: Any, calls: Any, nam
 def test_kills_by_the_clock(crash: Any, calls: Any, name: str, replacing: bool) -> None:
     draw, hit = random.Random(f"{SEED} {name} {replacing}"), 0
     _, seconds = calls(name, replacing)
-    for _ in range(10):
+    # a kill that comes too late is none
+    for _ in range(50):
         hit += crash(name, replacing, after=draw.uniform(0, seconds))
-    assert hit >= 5
+        if hit == 10:
+            return
+    raise AssertionError(f"{hit} of 50 kills came in time")
 
 
 @pytest.mark.slow

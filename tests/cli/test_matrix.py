@@ -1,0 +1,198 @@
+"""Every option of every command with wrong values, and every stage on every wrong artifact: a matrix, not samples."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from typer.models import ArgumentInfo, OptionInfo
+
+from aatc_cli.artifact import MANIFEST
+from aatc_cli.cli import app
+
+# what a value must be wrong beside: other options without which this one is not looked at
+BESIDE: dict[tuple[str, str], tuple[object, ...]] = {
+    ("collect", "calibration"): ("--profile", "smollm2-135m-instruct"),
+    ("allocate", "ratio"): ("--context", 64), ("allocate", "size"): ("--context", 64),
+    ("eval", "subtask"): ("--task", "ruler"), ("eval", "data"): ("--task", "gsm8k"),
+    ("eval", "stats"): ("--task", "stability"),
+}  # fmt: skip
+# texts that may be anything
+FREE = {("report", "title")}
+# text that is wrong for every option that takes text or a path: no such model, recipe, profile, text, device, folder
+NOWHERE = ("no/such/thing/at-all", "", "\n", "-")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option or argument of one command, as its function declares it."""
+
+    command: str
+    name: str
+    flag: str | None
+    kind: Any
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+
+    def wrong(self) -> Iterator[tuple[object, ...]]:
+        """Arguments that must not be taken."""
+        if self.flag is None:
+            yield from ((value,) for value in NOWHERE)
+            return
+        if self.kind is bool:
+            yield from ((f"{self.flag}=true",), (f"{self.flag}=no",))
+            return
+        yield (self.flag,)
+        for value in self.values():
+            yield (self.flag, value)
+
+    def values(self) -> list[object]:
+        """Values that are wrong for the option's type, or for what it stands for."""
+        if self.choices:
+            return ["nonsense", "", self.choices[0].upper(), f"{self.choices[0]} ", ",".join(self.choices)]
+        if self.kind in (int, float):
+            found: list[object] = ["x", "", "1,5", "0x10", "--", *(["1.5", "nan", "inf"] if self.kind is int else [])]
+            found += [self.low - 1] if self.low is not None else []
+            return found + ([self.high + 1] if self.high is not None else [])
+        return list(NOWHERE)
+
+
+def options() -> list[Option]:
+    """Every option of every command, read from the functions behind them, so that a new one is in the matrix too."""
+    found = []
+    for command in app.registered_commands:
+        assert command.callback is not None
+        label = command.name or command.callback.__name__
+        for name, hint in get_type_hints(command.callback, include_extras=True).items():
+            if get_origin(hint) is not Annotated:
+                continue
+            kind, info = get_args(hint)[:2]
+            assert isinstance(info, OptionInfo | ArgumentInfo)
+            while type(None) in get_args(kind) or get_origin(kind) is list:
+                kind = next(part for part in get_args(kind) if part is not type(None))
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            flag = next(iter(info.param_decls or ()), None) if isinstance(info, OptionInfo) else None
+            found.append(Option(label, name, flag, kind, choices, info.min, info.max))
+    return found
+
+
+OPTIONS = options()
+
+
+@pytest.fixture
+def usual(run_folder: Path, tiny_llama: Path, corpus: Path) -> Callable[[str], list[object]]:
+    """Arguments with which a command gets as far as looking at all the others."""
+
+    def arguments(command: str) -> list[object]:
+        model = ["--model", tiny_llama, "--text", corpus]
+        own = {
+            "collect": [*model, "--samples", 6, "--length", 48, "--name", "new"], "allocate": ["--budget", 4],
+            "eval": [*model, "--length", 160, "--limit", 1, "--recipe", "paper", "--budget", 3],
+        }  # fmt: skip
+        return [command, "--run", run_folder, *own.get(command, [])]
+
+    return arguments
+
+
+def test_the_matrix_covers_every_command() -> None:
+    assert {option.command for option in OPTIONS} >= {"collect", "whiten", "allocate", "inspect", "eval", "report"}
+    assert len(OPTIONS) > 70
+    assert sum(len(list(option.wrong())) for option in OPTIONS) > 300
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.command}-{option.name}")
+def test_wrong_values(aatc: Any, usual: Any, option: Option, run_folder: Path, snapshot: Any) -> None:
+    before = snapshot(run_folder)
+    for wrong in option.wrong():
+        beside = BESIDE.get((option.command, option.name), ())
+        if (option.command, option.name) in FREE and len(wrong) == 2:
+            continue
+        if option.name in ("run", "name") and option.command in ("collect", "eval") and wrong[-1] not in ("", "\n"):
+            continue
+        outcome = aatc(*usual(option.command), *beside, *wrong)
+        lines = [line.partition(": ") for line in outcome.err.splitlines() if line.startswith(("Error: ", "Hint: "))]
+        assert [line[0] for line in lines] == ["Error", "Hint"], f"{wrong}: {outcome}"
+        assert lines[1][2], wrong
+        assert "Traceback" not in outcome.err, wrong
+        assert outcome.out == "", wrong
+        # what no type allows is a wrong command line; what is not there is a failure
+        typed = option.kind in (int, float, bool) or bool(option.choices) or len(wrong) == 1
+        assert outcome.code == (2 if typed and option.flag else outcome.code), f"{wrong}: {outcome}"
+        assert outcome.code in (1, 2), wrong
+        assert snapshot(run_folder) == before, wrong
+
+
+# every stage on every wrong artifact
+
+
+def _link(to: str) -> Callable[[Path, Path], object]:
+    return lambda place, run: place.symlink_to(run / to if to else place.name)
+
+
+def _text(place: Path, run: Path) -> None:
+    place.write_text("text\n", encoding="utf-8")
+
+
+def _bare(place: Path, run: Path) -> None:
+    place.mkdir()
+    (place / MANIFEST).write_text("{}", encoding="utf-8")
+
+
+def _copy(what: str) -> Callable[[Path, Path], object]:
+    def put(place: Path, run: Path) -> None:
+        source = run.parent / "whole" / what
+        shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
+
+    return put
+
+
+WRONG: dict[str, Callable[[Path, Path], object]] = {
+    "stats": _copy("stats"), "transform": _copy("transforms/whiten"), "plan": _copy("plans/paper-3"),
+    "another-transform": _copy("transforms/identity"), "run": _copy(""), "file": _text,
+    "empty": lambda place, run: place.mkdir(), "bare": _bare, "pipe": lambda place, run: os.mkfifo(place),
+    "circle": _link(""), "out": _link("../whole/plans/paper-3"), "nothing": lambda place, run: None,
+}  # fmt: skip
+# where each stage looks, and what it takes there
+PLACES = {
+    "stats": ("stats", ("whiten",)), "transforms/whiten": ("transform", ("allocate", "eval", "check")),
+    "plans/paper-3": ("plan", ("inspect", "eval", "check", "report")), "evals/kl.x.json": ("evaluation", ("report",)),
+}  # fmt: skip
+CELLS = [(place, stage, wrong) for place, (kind, stages) in PLACES.items() for stage in stages for wrong in WRONG
+         if wrong != kind and (place, wrong) != ("evals/kl.x.json", "nothing")
+         # a plan named by its path may lie anywhere
+         and (place, stage, wrong) != ("plans/paper-3", "check", "out")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "stage", "wrong"), CELLS, ids=["-".join(cell) for cell in CELLS])
+def test_wrong_artifacts(
+    aatc: Any, run_folder: Path, base_run: Path, tiny_llama: Path, corpus: Path, snapshot: Any, place: str, stage: str,
+    wrong: str,
+) -> None:  # fmt: skip
+    shutil.copytree(base_run, run_folder.parent / "whole")
+    target = run_folder / place
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        shutil.rmtree(target)
+    WRONG[wrong](target, run_folder)
+    where = ["--run", run_folder]
+    command = {
+        "whiten": ["whiten", *where, "--percentile", 98, "--force"], "allocate": ["allocate", *where, "--budget", 4],
+        "inspect": ["inspect", *where, "--budget", 3], "report": ["report", *where],
+        "check": ["allocate", "--check", run_folder / "plans" / "paper-3"],
+        "eval": ["eval", *where, "--model", tiny_llama, "--text", corpus, "--length", 160, "--budget", 3],
+    }[stage]  # fmt: skip
+    before = snapshot(run_folder) if wrong not in ("pipe", "circle") else None
+    outcome = aatc(*command)
+    if stage == "report" and wrong in ("nothing", "empty") and place.startswith("plans"):
+        # no plan is not a wrong one, but nothing to report
+        assert "nothing to report" in outcome.err or "damaged" in outcome.err or "is not an artifact" in outcome.err
+    lines = [line.partition(": ") for line in outcome.err.splitlines() if line.startswith(("Error: ", "Hint: "))]
+    assert (outcome.out, [line[0] for line in lines]) == ("", ["Error", "Hint"]), outcome
+    assert outcome.code == (2 if "needs a whiten transform" in outcome.err else 1)
+    assert before is None or snapshot(run_folder) == before
