@@ -9,13 +9,16 @@ import re
 import numpy as np
 import pytest
 
+from aatc_cli.config import Geometry
+from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.schema import Evaluation, write_evaluation
 from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, write_study
-from aatc_cli.profiles import load_model_profile, profiles_dir
+from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report import study_figures
 from aatc_cli.report.compare import Figure, tied
 from aatc_cli.report.published import published_for, read_published
+from aatc_cli.report.tables import CAUSES, causes
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.report import load_report, make_report
 
@@ -210,6 +213,18 @@ def test_curves_are_the_evaluations(made):
     assert len(ids) == len(set(ids))
     assert "study-all-kl" in page
     assert "study-all-context" in page
+
+
+@pytest.mark.parametrize("recipe", ["paper", "kivi", "kvquant", "kvtc", "turboquant", "fp8"])
+def test_bytes_of_every_method_add_up_by_cause(recipe):
+    geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=64, hidden_size=256, sliding_layers=2,
+                        sliding_window=64, full_layers=(0, 2, 4))  # fmt: skip
+    bits = 8.0 if recipe == "fp8" else 2.0
+    layout = CacheLayout.nominal_of_recipe(load_recipe(recipe), geometry, HeadGroups.both(1), bits)
+    found = causes(layout, 3000)
+    assert list(found) == list(CAUSES)
+    assert sum(found.values()) == layout.bytes(3000)
+    assert found["codes_keys"] > 0
 
 
 def test_the_json_has_the_study_whole(made):
