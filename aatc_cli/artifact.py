@@ -159,7 +159,9 @@ class ArtifactWriter:
                 self._place(self._manifest)
                 self._made = []
         finally:
-            self._file.close()
+            # on a full disk closing fails too, for what is still in the buffers
+            with suppress(OSError):
+                self._file.close()
             shutil.rmtree(self._temporary, ignore_errors=True)
             for folder in self._made:
                 with suppress(OSError):

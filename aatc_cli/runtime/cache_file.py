@@ -80,17 +80,18 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
     )  # fmt: skip
     manifest = draft.model_copy(update={"digest": draft.computed_digest()})
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
-    with _held(folder):
-        try:
-            temporary.mkdir()
-            save_file(tensors, temporary / TENSORS)
-            flush(temporary / TENSORS)
-            write_text(temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-            replace_directory(temporary, folder)
-        except (OSError, SafetensorError) as failure:
-            raise unwritable(folder, failure) from failure
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with _held(folder):
+            try:
+                temporary.mkdir()
+                save_file(tensors, temporary / TENSORS)
+                flush(temporary / TENSORS)
+                write_text(temporary / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+                replace_directory(temporary, folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except (OSError, SafetensorError) as failure:
+        raise unwritable(folder, failure) from failure
 
 
 @contextmanager

@@ -167,6 +167,7 @@ class Server:
             for stream, name in ((0, os.devnull), (1, f"{out}/stdout"), (2, f"{out}/stderr")):
                 handle = os.open(name, os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(handle, stream)
+            counted = os.open(f"{out}/calls", os.O_WRONLY | os.O_CREAT)
             calls = self.suffer(folder, **fault)
             try:
                 self.act(argv)
@@ -176,7 +177,7 @@ class Server:
             sys.stdout.flush()
             sys.stderr.flush()
             calls.act = None
-            Path(out, "calls").write_text(str(calls.count))
+            os.write(counted, str(calls.count).encode())
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()

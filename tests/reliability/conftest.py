@@ -69,7 +69,7 @@ class Children:
 
         ended = Ended(
             answer["code"], *(read(out / name) for name in ("stdout", "stderr")),
-            int(count.read_text()) if count.exists() else -1, answer["seconds"],
+            int(read(count) or -1), answer["seconds"],
         )  # fmt: skip
         shutil.rmtree(out)
         return ended
