@@ -27,6 +27,7 @@ class Matcher:
     recipe: Recipe
     energies: Energies
     known: dict[int, float | None] = field(default_factory=dict)
+    refusal: AatcError | None = None
 
     @classmethod
     def of(cls, transform: Artifact, recipe: Recipe) -> Matcher:
@@ -37,7 +38,8 @@ class Matcher:
         """The budget whose plan comes nearest to ``target`` effective bits of packed tokens (`bits_packed`).
 
         A recipe of one width takes the nearest of its widths, wherever that is; others are searched by bisection,
-        which finds the nearest where bits rise with the budget. Raises `AatcError` when none is within a quarter bit.
+        which finds the nearest where bits rise with the budget. Raises `AatcError` when none is within a quarter bit,
+        or none can be had at all.
         """
         if self.recipe.allocator == "one-width":
             for width in self.recipe.allowed_widths:
@@ -47,7 +49,8 @@ class Matcher:
             self._bisect(target)
         found = {step: bits for step, bits in self.known.items() if bits is not None}
         if not found:
-            raise AatcError(f"recipe {self.recipe.name} meets no budget on this model", "use another recipe")
+            assert self.refusal is not None
+            raise self.refusal
         best = min(found, key=lambda step: (abs(found[step] - target), step))
         if self.recipe.allocator != "one-width" and abs(found[best] - target) > _TOO_FAR:
             problem = f"recipe {self.recipe.name} comes no nearer to {target:g} effective bits than {found[best]:.3f}"
@@ -81,6 +84,6 @@ class Matcher:
                     self.transform, self.energies, self.recipe, Budget(unit="bits", value=step / _GRID)
                 )
                 self.known[step] = layout.bits_packed
-            except AatcError:
-                self.known[step] = None
+            except AatcError as error:
+                self.known[step], self.refusal = None, error
         return self.known[step]

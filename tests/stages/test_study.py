@@ -296,6 +296,17 @@ def test_packed_bits_are_the_slope_of_the_byte_law(run):
         assert layout.bits_packed == pytest.approx(_packed_bits(layout), rel=1e-3)
 
 
+def test_what_no_budget_mends_says_why(base_run, tmp_path):
+    """Stats without gradients: whatever the budget, Palu has no ranks."""
+    shutil.copytree(base_run / "stats", tmp_path / "run" / "stats")
+    study = Study.model_validate(
+        {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "effective": [2.0]}], "tasks": [{"task": "kl"}]}
+    )  # fmt: skip
+    [contestant] = Methods(Run(tmp_path / "run")).contestants(study)
+    assert contestant.subject is None
+    assert "ranks by loss gradients" in contestant.row.reason
+
+
 def test_one_width_takes_the_nearest_of_its_widths(run):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "kivi", "effective": [2.4, 2.6, 3.2]}],
