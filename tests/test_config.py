@@ -17,7 +17,16 @@ from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Measurement, Task
 from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
-from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture
+from aatc_cli.profiles import (
+    Calibration,
+    Coding,
+    HeadGroups,
+    ModelProfile,
+    Protection,
+    Recipe,
+    TextMixture,
+    TokenRates,
+)
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
 
@@ -63,7 +72,8 @@ EXAMPLES: list[BaseModel] = [
         name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE),
     ),
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
-    CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1),
+    Recipe(name="rates", summary="s", quantizer="lloyd", window=Window(bits=8), tokens=TokenRates(shares=(0.5, 0.5))),
+    CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1), TokenRates(shares=(0.25, 0.75)),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
     IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW,
     StabilityResult(
@@ -77,8 +87,8 @@ EXAMPLES: list[BaseModel] = [
     Evaluation(
         task="kl", recipe="paper", budget="2", model="m", bits=2.0, bits_effective=2.7, ratio=5.9, context=64,
         text="t", text_sha256="s", windows=1, length=64, stride=64, first_position=0, tokens_scored=63, sinks=4,
-        recent=8, flush=4, kl_mean=0.125, distortion=[ROW], seconds=1.5, device="cpu", dtype="float32",
-        versions={"a": "1"},
+        recent=8, flush=4, kl_mean=0.125, class_shares=[0.5, 0.5], distortion=[ROW], seconds=1.5, device="cpu",
+        dtype="float32", versions={"a": "1"},
     ),
 ]  # fmt: skip
 finite = st.floats(allow_nan=False, allow_infinity=False)
