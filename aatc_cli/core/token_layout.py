@@ -51,6 +51,16 @@ class TokenLayout(CacheLayout):
         held = tuple(tuple(float(share) for share in layer) for layer in shares)
         return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=tuple(sites), shares=held)
 
+    @classmethod
+    def nominal_of_classes(cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
+        """From an average width and a recipe, before any plan exists; of a recipe without classes, the plain law."""
+        base = CacheLayout.nominal_of_recipe(recipe, geometry, groups, bits)
+        if recipe.tokens is None:
+            return base
+        shares = (recipe.tokens.shares,) * geometry.layers
+        streams = (base.widths,) * len(recipe.tokens.shares)
+        return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=streams, shares=shares)
+
     def with_shares(self, shares: Shares) -> Self:
         """The same streams under other shares[layer][class]."""
         return replace(self, shares=tuple(tuple(float(share) for share in layer) for layer in shares))

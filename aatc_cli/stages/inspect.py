@@ -12,7 +12,7 @@ import torch
 from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
 from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
-from aatc_cli.core.layout import CacheLayout
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
@@ -117,7 +117,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
     """The byte law for a profile at a budget and the memory of its statistics, with no model and no plan at hand."""
     bits = _nominal_bits(profile, recipe, budget)
     groups = _groups(profile, recipe)
-    layout = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, bits).summary(context)
+    layout = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, bits).summary(context)
     geometry = profile.geometry
     held = stats_bytes(geometry)
     collect = {"rows": ROWS, "bytes_stats": held, "bytes_stats_layer": held // geometry.layers}
@@ -186,9 +186,9 @@ def _nominal_bits(profile: ModelProfile, recipe: Recipe, budget: Budget) -> floa
             f"what {recipe.name} comes to at a ratio or a size depends on the plan",
             "give --budget in bits, or plan and inspect the plan",
         )
-    empty = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, 0.0)
+    empty = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, 0.0)
     spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
-    one = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, 1.0)
+    one = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, 1.0)
     return spare / (one.bytes(budget.context) - empty.bytes(budget.context))
 
 

@@ -255,3 +255,16 @@ def test_window_of_eight_bits_by_counting():
     assert {k: v for k, v in held.items() if k not in ("window", "sinks")} == {
         k: v for k, v in wide.items() if k not in ("window", "sinks")
     }
+
+
+def test_nominal_law_counts_tags():
+    geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
+    plain = CacheLayout.nominal_of_recipe(RECIPE, geometry, ONE, 2.0)
+    found = TokenLayout.nominal_of_classes(RECIPE, geometry, ONE, 2.0)
+    packed = packed_tokens(8192, RECIPE.window)
+    # three bits for one of five classes: six bytes per block of 16 tokens and layer
+    assert found.breakdown(8192)["class_tags"] == 3 * packed // 16 * 6
+    assert found.breakdown(8192)["codes_keys"] == plain.breakdown(8192)["codes_keys"]
+    assert TokenLayout.nominal_of_classes(load_recipe("paper"), geometry, ONE, 2.0) == CacheLayout.nominal_of_recipe(
+        load_recipe("paper"), geometry, ONE, 2.0
+    )
