@@ -131,22 +131,18 @@ def test_wrong_values(aatc: Any, usual: Any, option: Option, run_folder: Path, s
 # every stage on every wrong artifact
 
 
-def _link(to: str) -> Callable[[Path, Path], object]:
-    return lambda place, run: place.symlink_to(run / to if to else place.name)
-
-
-def _text(place: Path, run: Path) -> None:
+def _text(place: Path, whole: Path) -> None:
     place.write_text("text\n", encoding="utf-8")
 
 
-def _bare(place: Path, run: Path) -> None:
+def _bare(place: Path, whole: Path) -> None:
     place.mkdir()
     (place / MANIFEST).write_text("{}", encoding="utf-8")
 
 
 def _copy(what: str) -> Callable[[Path, Path], object]:
-    def put(place: Path, run: Path) -> None:
-        source = run.parent / "whole" / what
+    def put(place: Path, whole: Path) -> None:
+        source = whole / what
         shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
 
     return put
@@ -155,8 +151,9 @@ def _copy(what: str) -> Callable[[Path, Path], object]:
 WRONG: dict[str, Callable[[Path, Path], object]] = {
     "stats": _copy("stats"), "transform": _copy("transforms/whiten"), "plan": _copy("plans/paper-3"),
     "another-transform": _copy("transforms/identity"), "run": _copy(""), "file": _text,
-    "empty": lambda place, run: place.mkdir(), "bare": _bare, "pipe": lambda place, run: os.mkfifo(place),
-    "circle": _link(""), "out": _link("../whole/plans/paper-3"), "nothing": lambda place, run: None,
+    "empty": lambda place, whole: place.mkdir(), "bare": _bare, "pipe": lambda place, whole: os.mkfifo(place),
+    "circle": lambda place, whole: place.symlink_to(place.name),
+    "out": lambda place, whole: place.symlink_to(whole / "plans" / "paper-3"), "nothing": lambda place, whole: None,
 }  # fmt: skip
 # where each stage looks, and what it takes there
 PLACES = {
@@ -174,12 +171,11 @@ def test_wrong_artifacts(
     aatc: Any, run_folder: Path, base_run: Path, tiny_llama: Path, corpus: Path, snapshot: Any, place: str, stage: str,
     wrong: str,
 ) -> None:  # fmt: skip
-    shutil.copytree(base_run, run_folder.parent / "whole")
     target = run_folder / place
     target.parent.mkdir(exist_ok=True)
     if target.exists():
         shutil.rmtree(target)
-    WRONG[wrong](target, run_folder)
+    WRONG[wrong](target, base_run)
     where = ["--run", run_folder]
     command = {
         "whiten": ["whiten", *where, "--percentile", 98, "--force"], "allocate": ["allocate", *where, "--budget", 4],
