@@ -18,6 +18,7 @@ from aatc_cli.profiles import dump
 from aatc_cli.report.data import PlanView, ReportData
 from aatc_cli.report.document import Document
 from aatc_cli.report.sections import Section
+from aatc_cli.report.svg import standalone
 from aatc_cli.report.tables import Cell, Table
 
 _NESTED = ("distortion", "versions", "kl_windows")
@@ -38,6 +39,12 @@ def render_html(document: Document) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     return environment.from_string(source).render(document=document, trusted=Markup)
+
+
+def render_figures(document: Document) -> dict[str, str]:
+    """SVG files by name, of the figures that have one."""
+    blocks = [figure for section in document.sections for figure in section.figures]
+    return {f"{figure.name}.svg": standalone(figure.svgs[0]) for figure in blocks if figure.name is not None}
 
 
 def render_csv(evaluations: tuple[Evaluation, ...]) -> str:

@@ -9,10 +9,11 @@ from aatc_cli.report.tables import Table
 
 @dataclass(frozen=True)
 class FigureBlock:
-    """SVG elements that share a caption."""
+    """SVG elements that share a caption. ``name``: of the file that a figure of one element is written to as well."""
 
     svgs: tuple[str, ...]
     caption: str
+    name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,14 @@ def _figures(view: StudyView, name: str) -> list[FigureBlock]:
         references = {number(panel.reference) for panel in panels if panel.reference is not None}
         fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
         drawn = quality_figure(panels, f"{name}-kl", "packed number")
-        found.append(FigureBlock((drawn,), f"KL against effective bits; bars are one standard error.{fp16}"))
+        caption = f"KL against effective bits; bars are one standard error.{fp16}"
+        found.append(FigureBlock((drawn,), caption, f"{name}-kl"))
     if scores := study_figures.sweep_panels(view):
         drawn = study_figures.score_figure(scores, f"{name}-bits", "bits per channel")
-        found.append(FigureBlock((drawn,), "Score against bits per channel; bars are one standard error."))
+        caption = "Score against bits per channel; bars are one standard error."
+        found.append(FigureBlock((drawn,), caption, f"{name}-bits"))
     if contexts := study_figures.context_panels(view):
         drawn = study_figures.score_figure(contexts, f"{name}-context", "context (tokens)")
-        found.append(FigureBlock((drawn,), "Mean RULER score against context; bars are one standard error."))
+        caption = "Mean RULER score against context; bars are one standard error."
+        found.append(FigureBlock((drawn,), caption, f"{name}-context"))
     return found

@@ -77,6 +77,12 @@ def draw(name: str, width: float, height: float, paint: Callable[[Any], None]) -
     return _inline(buffer.getvalue(), name).replace("<svg ", f'<svg style="width: {share}" ', 1)
 
 
+def standalone(element: str) -> str:
+    """An element of `draw` as a file of its own: with its namespace, on white, in the light theme's colours."""
+    opened = re.sub(r'style="[^"]*"', 'style="background: #ffffff"', element, count=1)
+    return opened.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+
+
 def log_axis(axis: Any) -> None:
     """Plain labels at powers of ten, and at 2 and 5 times them where the axis spans little: call it after plotting.
 

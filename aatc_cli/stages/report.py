@@ -27,23 +27,26 @@ from aatc_cli.locking import locked, sweep
 from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
 from aatc_cli.report.document import NO_PLANS, build_document
 from aatc_cli.report.published import published_for
-from aatc_cli.report.render import render_csv, render_html, render_json, render_markdown
+from aatc_cli.report.render import render_csv, render_figures, render_html, render_json, render_markdown
 from aatc_cli.report.study_data import StudyView
 from aatc_cli.stages.files import Plan, Run, load_energies, open_plan
 
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the four forms of a report were written."""
+    """Where the four forms of a report were written, and the figures of studies."""
 
     markdown: Path
     html: Path
     csv: Path
     json: Path
+    figures: tuple[Path, ...] = ()
 
 
 def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
-    """Write ``report.md``, ``report.html``, ``results.csv`` and ``report.json`` into ``run.report``.
+    """Write ``report.md``, ``report.html``, ``results.csv``, ``report.json`` and the figures of studies.
+
+    All of them lie in ``run.report``.
 
     Each file appears whole or not at all; the same artifacts and evaluations give the same bytes. Raises `AatcError`
     when the run holds neither plans nor evaluations, and `ArtifactError` when one of them is damaged or the plans
@@ -51,14 +54,17 @@ def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
     """
     data = load_report(run, title=title)
     document = build_document(data)
+    figures = {run.report / name: text for name, text in render_figures(document).items()}
     files = ReportFiles(
-        run.report / "report.md", run.report / "report.html", run.report / "results.csv", run.report / "report.json"
-    )
+        run.report / "report.md", run.report / "report.html", run.report / "results.csv", run.report / "report.json",
+        tuple(figures),
+    )  # fmt: skip
     texts = {
         files.markdown: render_markdown(document),
         files.html: render_html(document),
         files.csv: render_csv(data.evaluations),
         files.json: render_json(data),
+        **figures,
     }
     with locked(run.report, wait=True):
         sweep(run.report)

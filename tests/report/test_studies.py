@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -213,6 +214,11 @@ def test_curves_are_the_evaluations(made):
     assert len(ids) == len(set(ids))
     assert "study-all-kl" in page
     assert "study-all-context" in page
+    assert [path.name for path in made[1].figures] == ["study-all-kl.svg", "study-all-context.svg"]
+    for path in made[1].figures:
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "kivi" in "".join(root.itertext())
 
 
 @pytest.mark.parametrize("recipe", ["paper", "kivi", "kvquant", "kvtc", "turboquant", "fp8"])
