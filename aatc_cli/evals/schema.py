@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from aatc_cli.artifact import digest_of
 from aatc_cli.config import Settings
@@ -111,28 +111,38 @@ class Evaluation(Measurement):
 def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
     """Write ``evaluation`` with its digest into ``folder`` under its own file name, atomically; returns the path."""
     path = folder / evaluation.file_name
-    data = evaluation.model_copy(update={"schema_version": 2}).model_dump(mode="json")
-    text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
-    with locked(folder, wait=True):
-        sweep(folder)
-        write_text(path, text + "\n")
+    write_sealed(path, evaluation)
     return path
 
 
-def read_measurement(path: Path, kind: type[M]) -> M:
-    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema.
+def write_sealed(path: Path, record: BaseModel) -> None:
+    """Write a record with its digest to ``path``, atomically and under the lock of its folder; raises `AatcError`."""
+    data = record.model_copy(update={"schema_version": 2}).model_dump(mode="json")
+    text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
+    with locked(path.parent, wait=True):
+        sweep(path.parent)
+        write_text(path, text + "\n")
+
+
+def read_sealed(path: Path, remedy: str) -> Any:
+    """The data of a record, checked against its digest; raises `ArtifactError`, and what `read_record` raises.
 
     Since version 2 a digest in the file covers all of it; files of version 1 have none.
     """
+    raw: Any = json.loads(read_record(path))
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
+        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
+        raise ArtifactError(problem, f"use the aatc that wrote it, or {remedy}")
+    if version == 2 and raw.pop("digest", None) != digest_of(raw):
+        raise ArtifactError(f"{path} is damaged: it does not match its own digest", remedy)
+    return raw
+
+
+def read_measurement(path: Path, kind: type[M]) -> M:
+    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        raw: Any = json.loads(read_record(path))
-        version = raw.get("schema_version") if isinstance(raw, dict) else None
-        if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
-            problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
-            raise ArtifactError(problem, "use the aatc that wrote it, or run aatc eval again")
-        if version == 2 and raw.pop("digest", None) != digest_of(raw):
-            raise ArtifactError(f"{path} is damaged: it does not match its own digest", "run aatc eval again")
-        return kind.model_validate(raw)
+        return kind.model_validate(read_sealed(path, "run aatc eval again"))
     except ValidationError as error:
         raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from aatc_cli.config import Settings
-from aatc_cli.disk import write_text
 from aatc_cli.errors import ArtifactError
+from aatc_cli.evals.schema import read_sealed, write_sealed
 from aatc_cli.profiles import explain
 
 
@@ -63,7 +62,7 @@ class StudyCell(Settings):
 class StudyResult(Settings):
     """All cells of a study that were run or tried so far."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     study: str
     summary: str
     model: str
@@ -100,17 +99,14 @@ def study_path(root: Path, study: str) -> Path:
 
 
 def write_study(root: Path, result: StudyResult) -> None:
-    """Write the result into the run at ``root``, atomically."""
-    path = study_path(root, result.study)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, result.model_dump_json(indent=2) + "\n")
+    """Write the result with its digest into the run at ``root``, atomically."""
+    write_sealed(study_path(root, result.study), result)
 
 
 def read_study(path: Path) -> StudyResult:
     """Read one result; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
-        return StudyResult.model_validate(raw)
+        return StudyResult.model_validate(read_sealed(path, "run aatc eval --study again with --force"))
     except ValidationError as error:
         problem = f"{path} is not a valid study result: {explain(error)}"
         raise ArtifactError(problem, "run aatc eval --study again with --force") from error

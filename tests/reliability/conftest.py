@@ -94,14 +94,20 @@ def children(tmp_path_factory) -> Iterator[Children]:
         process.stdin.close()
 
 
-COMMANDS = ("collect", "whiten", "allocate", "eval", "report", "save")
+COMMANDS = ("collect", "whiten", "allocate", "eval", "report", "study", "save")
+STUDY = """
+name = "small"
+summary = "Two methods"
+methods = [{ recipe = "fp16" }, { recipe = "paper", budgets = [3] }]
+tasks = [{ task = "kl", length = 160, limit = 1 }]
+"""
 INPUTS = {
     "collect": (), "whiten": ("stats",), "allocate": ("transforms",), "eval": ("transforms", "plans"),
-    "report": ("stats", "transforms", "plans", "evals"), "save": (),
+    "report": ("stats", "transforms", "plans", "evals"), "study": ("transforms", "plans"), "save": (),
 }  # fmt: skip
 RESULTS = {
     "collect": "stats", "whiten": "transforms", "allocate": "plans", "eval": "evals", "report": "report",
-    "save": "cache",
+    "study": "studies", "save": "cache",
 }  # fmt: skip
 
 
@@ -111,6 +117,8 @@ class Workshop:
     def __init__(self, children: Children, model: Path, corpus: Path, root: Path) -> None:
         self.children, self.model, self.corpus, self.root = children, model, corpus, root
         self.old, self.new, self.results = root / "old", root / "new", RESULTS
+        self.study = root / "small.toml"
+        self.study.write_text(STUDY, encoding="utf-8")
         for seed, run in ((1, self.old), (0, self.new)):
             for name in COMMANDS[:-1]:
                 # in the parent of all children, which so has loaded what the command needs
@@ -135,6 +143,7 @@ class Workshop:
             "eval": ["eval", "--run", run, *model, "--length", 160, "--limit", 1, "--recipe", "fp16", "--budget", 3,
                      "--recipe", "paper"],
             "report": ["report", "--run", run],
+            "study": ["eval", "--study", self.study, "--run", run, *model],
             "save": ["save", run / "cache"],
         }[name]  # fmt: skip
 
@@ -147,12 +156,13 @@ class Workshop:
             shutil.copytree(self.new / folder, run / folder)
         if replacing:
             shutil.copytree(self.old / RESULTS[name], run / RESULTS[name])
-        forced = ["--force"] if replacing and name not in ("report", "save") else []
+        forced = ["--force"] if replacing and name not in ("report", "study", "save") else []
         return [*self.command(name, run), *forced]
 
     def contents(self, name: str, run: Path) -> dict[str, str]:
         """What a command's readers accept of its results, by path; fails for anything in sight that they refuse."""
         from aatc_cli.evals.schema import read_evaluation
+        from aatc_cli.evals.study import read_study
         from aatc_cli.stages.files import Run
 
         place, found = Run(run), {}
@@ -170,6 +180,11 @@ class Workshop:
             found[path.name] = read_evaluation(path).model_copy(update={"seconds": 0.0}).model_dump_json()
         for path in sorted(place.report.glob("[!.]*")) if name == "report" else []:
             found[path.name] = path.read_text(encoding="utf-8")
+        for path in sorted((run / "studies").glob("*.json")) if name == "study" else []:
+            cells = read_study(path).cells
+            # one after the other; those that are there are of evaluations that are there
+            assert all(read_evaluation(run / str(cell.file)).task == "kl" for cell in cells)
+            found |= {path.name: json.dumps([cell.row for cell in cells])} if len(cells) == 2 else {}
         if name == "save" and (run / "cache").exists():
             loaded = self.children.run("load", run / "cache", folder=run)
             assert loaded.code == 0, loaded.err
