@@ -33,14 +33,20 @@ class Window(Settings):
     sinks: int = Field(4, ge=0, description="first tokens kept in full precision (s)")
     recent: int = Field(128, ge=1, description="recent tokens kept in full precision (w)")
     flush: int = Field(16, ge=1, description="tokens quantized at once when the window is full (f)")
-    bits: Literal[8, 16] = Field(
-        16, description="of sinks and window: the model's dtype, or bytes with a scale per head; 16 is not written"
+    key_bits: Literal[8, 16] = Field(
+        16, description="of keys in sinks and window: the model's dtype, or bytes with a scale per head; 16 not written"
     )
+    value_bits: Literal[8, 16] = Field(16, description="the same of values")
+
+    @property
+    def exact(self) -> bool:
+        """Whether sinks and window are held in the model's dtype."""
+        return self.key_bits == self.value_bits == 16
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.bits != 16 else {key: part for key, part in data.items() if key != "bits"}
+        return {key: part for key, part in data.items() if not (key in ("key_bits", "value_bits") and part == 16)}
 
     @model_validator(mode="after")
     def _flush_fits(self) -> Self:

@@ -189,7 +189,7 @@ class Recipe(Settings):
             raise ValueError('quantizer "float16" and allocator "none" go together')
         if self.tokens is not None and (not self.packed or self.allocator != "waterfill" or self.protect.layers):
             raise ValueError('tokens need a packed quantizer, allocator "waterfill" and no protected layers')
-        if self.window.bits != 16 and not self.packed:
+        if not self.window.exact and not self.packed:
             raise ValueError("a window of 8 bits needs a packed quantizer")
         if self.pool == "joint" and (self.allocator != "waterfill" or self.protect.layers):
             raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')

@@ -72,7 +72,9 @@ EXAMPLES: list[BaseModel] = [
         name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE),
     ),
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
-    Recipe(name="rates", summary="s", quantizer="lloyd", window=Window(bits=8), tokens=TokenRates(shares=(0.5, 0.5))),
+    Recipe(
+        name="rates", summary="s", quantizer="lloyd", window=Window(value_bits=8), tokens=TokenRates(shares=(0.5, 0.5)),
+    ),
     CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1), TokenRates(shares=(0.25, 0.75)),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
     IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW,

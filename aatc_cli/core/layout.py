@@ -120,7 +120,7 @@ class CacheLayout:
 
     def breakdown(self, tokens: int, batch: int = 1) -> dict[str, int]:
         """Live cache bytes at ``tokens`` tokens per sequence, by cause; the values sum to `bytes`."""
-        packed, sites = packed_tokens(tokens, self.window), 2 * self.geometry.layers
+        packed = packed_tokens(tokens, self.window)
         sinks, slots = exact_slots(tokens, self.window)
         row = exact_row_bytes(self.geometry, self.window)
         key_codes, value_codes, stored = self._codes(packed)
@@ -129,8 +129,8 @@ class CacheLayout:
             "codes_values": round(value_codes),
             "padding": round(stored) - round(key_codes) - round(value_codes),
             **self._beside_codes(packed),
-            "sinks": sinks * sites * row,
-            "window": slots * sites * row,
+            "sinks": sinks * self.geometry.layers * row,
+            "window": slots * self.geometry.layers * row,
         }
         if self.geometry.sliding_layers:
             parts["sliding_layers"] = sliding_bytes(self.geometry, tokens)
@@ -219,10 +219,9 @@ class CacheLayout:
 
 
 def exact_row_bytes(geometry: Geometry, window: Window) -> int:
-    """Bytes of one token of one site in the sinks or the window: in 8 bits a byte per channel, a scale per head."""
-    if window.bits == 16:
-        return geometry.channels * HALF_BYTES
-    return geometry.channels + geometry.kv_heads * HALF_BYTES
+    """Bytes of one token of one layer in sinks or window; 8 bits are a byte per channel and a scale per head."""
+    narrow = geometry.channels + geometry.kv_heads * HALF_BYTES
+    return sum(narrow if bits == 8 else geometry.channels * HALF_BYTES for bits in (window.key_bits, window.value_bits))
 
 
 def fp16_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:

@@ -13,21 +13,22 @@ from aatc_cli.models.attention import LayerInputs
 
 
 def as_held(inputs: LayerInputs, window: Window) -> LayerInputs:
-    """The inputs as a cache with ``window`` holds them when they enter it; with 16 bits, themselves.
+    """The inputs as a cache with ``window`` holds them when they enter it; with 16 bits on both sides, themselves.
 
     Rows are held as the projection gives them, with bias and before RoPE, so all that is read later, packed tokens
     included, comes from the rounded ones.
     """
-    if window.bits == 16:
+    if window.exact:
         return inputs
     site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
 
     def by_head(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
-    keys = eight_bit(rebias(inputs.k_raw, site.k_bias), dim)
-    values = eight_bit(rebias(inputs.v_raw, site.v_bias), dim)
-    return replace(
-        inputs, key=inputs.rotate(by_head(keys)), value=by_head(values), k_raw=debias(keys, site.k_bias),
-        v_raw=debias(values, site.v_bias),
-    )  # fmt: skip
+    if window.key_bits == 8:
+        keys = eight_bit(rebias(inputs.k_raw, site.k_bias), dim)
+        inputs = replace(inputs, key=inputs.rotate(by_head(keys)), k_raw=debias(keys, site.k_bias))
+    if window.value_bits == 8:
+        values = eight_bit(rebias(inputs.v_raw, site.v_bias), dim)
+        inputs = replace(inputs, value=by_head(values), v_raw=debias(values, site.v_bias))
+    return inputs

@@ -57,8 +57,8 @@ def cache_spec(
     model: nn.Module, layers: list[AttentionLayer], codecs: Sequence[Mapping[Side, Codec]], window: Window
 ) -> CacheSpec:
     """What the caches of a model share: codecs on its device, in float32 (float64 for a float64 model)."""
-    if window.bits != 16:
-        raise AatcError(f"the packed cache holds no window of {window.bits} bits yet", "use a window of 16 bits")
+    if not window.exact:
+        raise AatcError("the packed cache holds no window of 8 bits yet", "use a window of 16 bits")
     config: Any = model.config
     geometry = geometry_of(config)
     sites = [layer for layer in layers if isinstance(layer, AttentionSite)]

@@ -326,9 +326,9 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which the packed cache does not hold yet",
             "evaluate it with --task kl or perplexity, or plan with --recipe loss-aware",
         )
-    if plan.recipe.window.bits != 16:
+    if not plan.recipe.window.exact:
         raise AatcError(
-            f"{plan.name} keeps its window in {plan.recipe.window.bits} bits, which the packed cache does not yet",
+            f"{plan.name} keeps its window in 8 bits, which the packed cache does not yet",
             "evaluate it with --task kl or perplexity, or plan with a window of 16 bits",
         )
     return _codecs_at(plan, transform, device, plan.bits)

@@ -245,13 +245,15 @@ def test_bytes_are_those_of_streams_counted_one_by_one(tokens):
 def test_window_of_eight_bits_by_counting():
     geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
     recipe = load_recipe("loss-aware")
-    narrow = recipe.model_copy(update={"window": Window(bits=8)})
+    narrow = recipe.model_copy(update={"window": Window(key_bits=8, value_bits=8)})
+    half = recipe.model_copy(update={"window": Window(value_bits=8)})
     bits = [{side: [2] * 16 for side in SIDES}] * 3
     wide, held = (CacheLayout.of_recipe(r, geometry, ONE, bits).breakdown(1000) for r in (recipe, narrow))
     # 16 bytes and two float16 scales in place of 32 bytes
     assert wide["window"] == 128 * 6 * 32
     assert held["window"] == 128 * 6 * 20
     assert held["sinks"] == 4 * 6 * 20
+    assert CacheLayout.of_recipe(half, geometry, ONE, bits).breakdown(1000)["window"] == 128 * 3 * (32 + 20)
     assert {k: v for k, v in held.items() if k not in ("window", "sinks")} == {
         k: v for k, v in wide.items() if k not in ("window", "sinks")
     }

@@ -23,6 +23,10 @@ def rounded_by_hand(row: list[float]) -> list[float]:
     return [max(-127, min(127, round(x / scale))) * scale if scale else 0.0 for x in row]
 
 
+def sides_named(sides: str) -> list[str]:
+    return [{"k": "key", "v": "value"}[side] for side in sides]
+
+
 def test_eight_bits_by_hand():
     x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[3, 8:16] = 0
@@ -34,8 +38,9 @@ def test_eight_bits_by_hand():
     assert bool(torch.isfinite(eight_bit(torch.full((1, 8), 1e30), 8)).all())
 
 
+@pytest.mark.parametrize("sides", ["kv", "k", "v"])
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_qwen2"])
-def test_every_token_is_read_in_eight_bits(name, request):
+def test_every_token_is_read_in_eight_bits(name, sides, request):
     """Packed tokens that a float64 cache keeps whole: what is left is the rounding of all rows, with their bias."""
     model = load_model(find_model(str(request.getfixturevalue(name)))).double()
     sites = attention_sites(model)
@@ -44,9 +49,11 @@ def test_every_token_is_read_in_eight_bits(name, request):
     def attend(inputs):
         site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
         held = []
-        for raw, bias in ((inputs.k_raw, site.k_bias), (inputs.v_raw, site.v_bias)):
+        for side, raw, bias in (("k", inputs.k_raw, site.k_bias), ("v", inputs.v_raw, site.v_bias)):
             rows = (raw[0] if bias is None else raw[0] + bias).reshape(-1, heads, dim)
-            exact = [[rounded_by_hand(head.tolist()) for head in row] for row in rows]
+            exact = [
+                [rounded_by_hand(head.tolist()) for head in row] if side in sides else row.tolist() for row in rows
+            ]
             held.append(torch.tensor(exact, dtype=torch.float64).transpose(0, 1)[None])
         keys = apply_rope(held[0], inputs.cos, inputs.sin)
         share = inputs.query.shape[1] // heads
@@ -58,7 +65,7 @@ def test_every_token_is_read_in_eight_bits(name, request):
     with attention_override(model, sites, attend):
         expected = scored_logits(model, tokens, 0)
     codecs = [dict.fromkeys(SIDES, CastCodec(torch.float64))] * 4
-    window = Window(sinks=2, recent=8, flush=4, bits=8)
+    window = Window(sinks=2, recent=8, flush=4, **{f"{name}_bits": 8 for name in sides_named(sides)})
     got = method_logits(model, sites, Method("8", codecs, window), tokens, 0)
     assert (got - expected).abs().max() < 1e-10 * expected.abs().max()
     assert (got - scored_logits(model, tokens, 0)).abs().max() > 1e-4 * expected.abs().max()
@@ -68,6 +75,6 @@ def test_packed_cache_refuses(tiny_llama, codecs):
     model = load_model(find_model(str(tiny_llama)))
     with (
         pytest.raises(AatcError, match="holds no window of 8 bits yet"),
-        compressed(model, codecs(4, 32, 1, 4), Window(sinks=2, recent=8, flush=4, bits=8)),
+        compressed(model, codecs(4, 32, 1, 4), Window(sinks=2, recent=8, flush=4, key_bits=8)),
     ):
         pass

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from aatc_cli.artifact import MANIFEST, TENSORS, open_artifact
+from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
@@ -521,6 +522,9 @@ def test_gradients_are_reproducible_and_depend_on_the_seed(tiny_llama: Path, tmp
         if "fisher" in name:
             assert not torch.equal(first[name], other[name])
             assert not plain[name].any()
+        elif name.endswith(LayerStats.OPTIONAL):
+            assert not torch.equal(first[name], other[name])
+            assert name not in plain
         else:
             assert torch.equal(first[name], plain[name])
 
