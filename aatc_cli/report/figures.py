@@ -28,7 +28,7 @@ def quality_figure(panels: Sequence[QualityPanel], name: str = "quality", what: 
             for line in panel.lines:
                 i = recipes.index(line.recipe)
                 error = [e or 0.0 for e in line.error]
-                colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
+                colour, marker = look(i)
                 ax.errorbar(
                     line.x, line.y, error, color=colour, marker=marker, capsize=2.5, elinewidth=1.0, label=line.recipe
                 )
@@ -38,6 +38,11 @@ def quality_figure(panels: Sequence[QualityPanel], name: str = "quality", what: 
         legend(figure, axes)
 
     return draw(name, FULL_WIDTH, 0.4 + 3.0 * rows_of_panels(len(panels)), paint)
+
+
+def look(place: int) -> tuple[str, str]:
+    """Colour and marker of the line at ``place``: colours come round with other markers."""
+    return SERIES[place % len(SERIES)], MARKERS[(place + place // len(SERIES)) % len(MARKERS)]
 
 
 def widths_figure(widths: Widths, top: float, widest: int, name: str, *, legend: bool) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aatc_cli.report.compare import Figure
-from aatc_cli.report.figures import MARKERS, grid, legend, rows_of_panels
+from aatc_cli.report.figures import grid, legend, look, rows_of_panels
 from aatc_cli.report.groups import Protocol
 from aatc_cli.report.series import Line, QualityPanel
 from aatc_cli.report.study_data import StudyView, kl_figure, title_of
 from aatc_cli.report.study_tables import Column, score_columns
-from aatc_cli.report.svg import FULL_WIDTH, MUTED, SERIES, draw
+from aatc_cli.report.svg import FULL_WIDTH, MUTED, draw
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ def kl_panels(view: StudyView) -> list[QualityPanel]:
     panels = []
     for protocol in sorted(found):
         lines = tuple(_line(label, points) for label, points in found[protocol].items())
-        if any(len(line.x) > 1 for line in lines):
+        curves = [line for line in lines if len(line.x) > 1]
+        if curves:
+            # a method of one width far from all others would only stretch the axis: it is in the table
+            widest = max(max(line.x) for line in curves)
+            lines = tuple(line for line in lines if max(line.x) <= widest)
             title = f"{protocol.text}, {protocol.windows} x {protocol.length} tokens"
             panels.append(QualityPanel(title, lines, references.get(protocol)))
     return panels
@@ -82,11 +86,11 @@ def score_figure(panels: Sequence[ScorePanel], name: str, across: str) -> str:
         axes = grid(figure, len(panels))
         for panel, ax in zip(panels, axes, strict=True):
             for line in panel.lines:
-                place = labels.index(line.recipe)
+                colour, marker = look(labels.index(line.recipe))
+                errors = [error or 0.0 for error in line.error]
                 ax.errorbar(
-                    line.x, line.y, [error or 0.0 for error in line.error], color=SERIES[place % len(SERIES)],
-                    marker=MARKERS[place % len(MARKERS)], capsize=2.5, elinewidth=1.0, label=line.recipe,
-                )  # fmt: skip
+                    line.x, line.y, errors, color=colour, marker=marker, capsize=2.5, elinewidth=1.0, label=line.recipe
+                )
             if panel.reference is not None:
                 ax.axhline(panel.reference, color=MUTED, lw=1.0, ls=(0, (5, 2)), label="fp16")
             ax.set(title=panel.title, xlabel=across, ylabel="score in %")
