@@ -79,13 +79,18 @@ class StudyResult(Settings):
                 found[cell.reason] = found.get(cell.reason, 0) + 1
         return found
 
-    def with_rows(self, rows: list[StudyRow]) -> StudyResult:
-        """The same with these rows in place of older ones of their names, and without cells of a plan that changed."""
+    def with_rows(self, rows: list[StudyRow], order: list[tuple[str, str | None]]) -> StudyResult:
+        """The same with these rows in place of older ones of their names, and without cells of a plan that changed.
+
+        order: of recipes and Stats, as the study lists them.
+        """
         plans = {row.name: (row.plan, row.reason) for row in rows}
         kept = [row for row in self.rows if row.name not in plans]
         changed = {row.name for row in self.rows if row.name in plans and plans[row.name] != (row.plan, row.reason)}
         cells = tuple(cell for cell in self.cells if cell.row not in changed)
-        return self.model_copy(update={"rows": (*kept, *rows), "cells": cells})
+        ranks = {place: rank for rank, place in enumerate(order)}
+        ranked = sorted([*kept, *rows], key=lambda row: ranks.get((row.recipe, row.stats), len(ranks)))
+        return self.model_copy(update={"rows": tuple(ranked), "cells": cells})
 
     def with_cells(self, cells: list[StudyCell]) -> StudyResult:
         """The same with these cells, each in the place of an older one."""

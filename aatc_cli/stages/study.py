@@ -16,6 +16,7 @@ from aatc_cli.evals.schema import Measurement
 from aatc_cli.evals.study import StudyCell, StudyResult, read_study, study_path, write_study
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
+from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.harness import HarnessSettings, harness
@@ -71,7 +72,8 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
             result = _forgotten(run, result, choices.recipes)
         known = {row.name: row for row in result.rows}
         contestants = Methods(run, known, options.force).contestants(study, choices.recipes)
-        result = result.with_rows([contestant.row for contestant in contestants])
+        order = [(load_recipe(method.recipe).name, method.stats) for method in study.methods]
+        result = result.with_rows([contestant.row for contestant in contestants], order)
         write_study(run.root, result)
         for task in study.tasks:
             for job in _jobs(source, task, choices, options):

@@ -138,6 +138,7 @@ def test_a_study_makes_what_is_missing_and_computes_nothing_twice(studied, run, 
     before = kept_of(run.evals)
     forced = studied("--force", "--recipe", "kivi")
     assert forced.code == 0, forced.err
+    assert [row["name"] for row in forced.json["rows"]] == list(rows)
     assert kept_of(run.evals) == before
     changed = {path.name for path in times if path.exists() and path.stat().st_mtime_ns != times[path]}
     assert {name.split(".")[1] for name in changed if "kivi" in name} == {"kivi-2"}
