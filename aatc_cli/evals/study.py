@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, ValidationError
 from aatc_cli.config import Settings
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.schema import read_sealed, write_sealed
+from aatc_cli.locking import locked
 from aatc_cli.profiles import explain
 
 
@@ -106,6 +108,20 @@ def study_path(root: Path, study: str) -> Path:
 def write_study(root: Path, result: StudyResult) -> None:
     """Write the result with its digest into the run at ``root``, atomically."""
     write_sealed(study_path(root, result.study), result)
+
+
+def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult], StudyResult]) -> StudyResult:
+    """``change`` the result on disk, or ``empty`` where there is none of its model, and write it; the new result.
+
+    Several processes may work on one study: each changes what the others have written.
+    """
+    path = study_path(root, empty.study)
+    with locked(path.parent, f".{empty.study}.lock", wait=True):
+        found = read_study(path) if path.is_file() else empty
+        found = found if found.model_fingerprint == empty.model_fingerprint else empty
+        result = change(found.model_copy(update={"summary": empty.summary}))
+        write_study(root, result)
+    return result
 
 
 def read_study(path: Path) -> StudyResult:

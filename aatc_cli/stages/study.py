@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import Measurement
-from aatc_cli.evals.study import StudyCell, StudyResult, read_study, study_path, write_study
+from aatc_cli.evals.study import StudyCell, StudyResult, update_study
+from aatc_cli.locking import locked
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
-from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.harness import HarnessSettings, harness
 from aatc_cli.stages.ruler import RulerSettings, ruler
-from aatc_cli.stages.study_methods import Contestant, Methods, reason_of
+from aatc_cli.stages.study_methods import Contestant, Methods, methods_of, reason_of
 from aatc_cli.stages.subjects import EvalOptions, Subject
 from aatc_cli.studies import Study, StudyTask
 from aatc_cli.text.sources import parse_source
@@ -64,17 +65,22 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
     ``options.force`` removes the evaluations of the chosen methods in this study first. Raises `AatcError` for a study
     or a model that nothing can be done with, and not for single cells.
     """
+    methods_of(study, choices.recipes)
+    order = [(recipe.name, method.stats) for method, recipe in methods_of(study)]
     with keeping_models():
         tokenizer = load_tokenizer(source)
         identity = identify(source, load_config(source), tokenizer)
-        result = _opened(run, study, identity.name, str(identity.weights_fingerprint))
-        if options.force:
-            result = _forgotten(run, result, choices.recipes)
-        known = {row.name: row for row in result.rows}
-        contestants = Methods(run, known, options.force).contestants(study, choices.recipes)
-        order = [(load_recipe(method.recipe).name, method.stats) for method in study.methods]
-        result = result.with_rows([contestant.row for contestant in contestants], order)
-        write_study(run.root, result)
+        empty = StudyResult(
+            study=study.name, summary=study.summary, model=identity.name,
+            model_fingerprint=str(identity.weights_fingerprint),
+        )  # fmt: skip
+        forget = partial(_forgotten, run, choices.recipes) if options.force else lambda result: result
+        known = {row.name: row for row in update_study(run.root, empty, forget).rows}
+        # makers of plans in one run wait here for each other, where allocate would refuse
+        with locked(run.root / "studies", ".plans.lock", wait=True):
+            contestants = Methods(run, known, options.force).contestants(study, choices.recipes)
+        rows = [contestant.row for contestant in contestants]
+        result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
         for task in study.tasks:
             for job in _jobs(source, task, choices, options):
                 sheet = _Sheet(run, job, result)
@@ -83,15 +89,7 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
     return result
 
 
-def _opened(run: Run, study: Study, model: str, fingerprint: str) -> StudyResult:
-    """The result so far, if it is of this model, else an empty one."""
-    empty = StudyResult(study=study.name, summary=study.summary, model=model, model_fingerprint=fingerprint)
-    path = study_path(run.root, study.name)
-    found = read_study(path) if path.is_file() else empty
-    return found.model_copy(update={"summary": study.summary}) if found.model_fingerprint == fingerprint else empty
-
-
-def _forgotten(run: Run, result: StudyResult, recipes: tuple[str, ...]) -> StudyResult:
+def _forgotten(run: Run, recipes: tuple[str, ...], result: StudyResult) -> StudyResult:
     """The result without the cells of ``recipes`` (all if none), whose evaluations are removed."""
     names = {row.name for row in result.rows if not recipes or row.recipe in recipes}
     for cell in result.cells:
@@ -161,8 +159,7 @@ class _Sheet:
         return self.job.cell.model_copy(update={"row": contestant.row.name, **changes})
 
     def _put(self, cells: list[StudyCell]) -> None:
-        self.result = self.result.with_cells(cells)
-        write_study(self.run.root, self.result)
+        self.result = update_study(self.run.root, self.result, lambda found: found.with_cells(cells))
 
 
 def _jobs(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[_Job]:

@@ -33,6 +33,23 @@ class Contestant:
     subject: Subject | None = None
 
 
+def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyMethod, Recipe]]:
+    """The methods of a study with their recipes; only of ``recipes`` where any are named.
+
+    Raises `UsageError` for a method without budgets that needs one, and for recipes that the study does not have.
+    """
+    found = [(method, load_recipe(method.recipe)) for method in study.methods]
+    named = {recipe.name for _, recipe in found}
+    for name in recipes:
+        if name not in named:
+            raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
+    for method, recipe in found:
+        if (recipe.allocator == "none") == bool(method.budgets or method.effective):
+            needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
+            raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
+    return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
+
+
 @dataclass
 class Methods:
     """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe.
@@ -49,21 +66,11 @@ class Methods:
     def contestants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Contestant]:
         """Every method at every budget, in order; only of ``recipes`` where any are named.
 
-        A plan that two entries come to is one contestant. Raises `UsageError` for a method without budgets that needs
-        one, and for recipes that the study does not have.
+        A plan that two entries come to is one contestant. Raises as `methods_of` does.
         """
-        chosen = [(method, load_recipe(method.recipe)) for method in study.methods]
-        named = {recipe.name for _, recipe in chosen}
-        for name in recipes:
-            if name not in named:
-                raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
-        for method, recipe in chosen:
-            if (recipe.allocator == "none") == bool(method.budgets or method.effective):
-                needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
-                raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
         found: dict[tuple[Path, str], Contestant] = {}
-        for method, recipe in chosen:
-            for contestant in self._of(method, recipe) if not recipes or recipe.name in recipes else ():
+        for method, recipe in methods_of(study, recipes):
+            for contestant in self._of(method, recipe):
                 subject = contestant.subject
                 name = subject.name if subject else contestant.row.name
                 found.setdefault((contestant.place.root, name), contestant)

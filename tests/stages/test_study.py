@@ -384,3 +384,21 @@ def test_studies_and_their_fields_are_documented():
     assert [name for name in available("studies") if f"| `{name}` |" not in page] == []
     [example] = re.findall(r"```toml\n(.*?)```", page, re.S)
     assert Study.model_validate(tomllib.loads(example)).name == "mine"
+
+
+def test_parts_of_a_study_add_up(studied, run, monkeypatch):
+    """One process begins and ends while another is at work on the same study: neither loses the other's cells."""
+    filled, fill = [], study_stage._Sheet.fill
+
+    def others_first(self, contestants):
+        if not filled:
+            filled.append(True)
+            assert studied("--recipe", "kivi").code == 0
+        return fill(self, contestants)
+
+    monkeypatch.setattr(study_stage._Sheet, "fill", others_first)
+    outcome = studied("--recipe", "fp16")
+    assert outcome.code == 0, outcome.err
+    assert [row["name"] for row in outcome.json["rows"]] == ["fp16", "kivi-2"]
+    assert sorted((cell["row"], cell["task"]) for cell in outcome.json["cells"]) == [
+        ("fp16", "kl"), ("fp16", "perplexity"), ("kivi-2", "kl"), ("kivi-2", "perplexity")]  # fmt: skip
