@@ -81,7 +81,9 @@ __device__ __forceinline__ void absorb(Absorbed& x, const uint4* rows, const u32
     if (g == 0) {
 #pragma unroll
       for (int p = 0; p < 2; p++) {
-        const int c0 = MAGIC - (sum[p][0] >> halves), c1 = MAGIC - (sum[p][1] >> halves);
+        // a half step of the first part is 127 of the second: left out, it would shift all scores of the tile
+        const int h0 = p && halves ? 127 * (sum[0][0] & 1) : 0, h1 = p && halves ? 127 * (sum[0][1] & 1) : 0;
+        const int c0 = MAGIC - (sum[p][0] >> halves) - h0, c1 = MAGIC - (sum[p][1] >> halves) - h1;
         x.start[(ht * 2 + p) * 4 + t] = make_int4(c0, c1, c0, c1);
       }
     }
