@@ -194,8 +194,8 @@ def _score_table(view: StudyView, caption: str, columns: Sequence[Column]) -> Ta
 
 
 def _marks(figures: dict[str, Figure], better: Callable[..., str]) -> dict[str, str]:
-    """ "best" for the best mean (all that share it), "tie" for those not to be told from it; nothing for one alone."""
-    if len(figures) < 2:
+    """By name: best (all that share the best mean), or tie (not to be told from it); empty where all are alike."""
+    if len({figure.mean for figure in figures.values()}) < 2:
         return {}
     best = better(figures, key=lambda name: figures[name].mean)
     found: dict[str, str] = {}

@@ -16,7 +16,7 @@ from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.schema import Evaluation, write_evaluation
 from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe, profiles_dir
-from aatc_cli.report import study_figures
+from aatc_cli.report import study_figures, study_tables
 from aatc_cli.report.compare import Figure, tied
 from aatc_cli.report.published import published_for, read_published
 from aatc_cli.report.tables import CAUSES, causes
@@ -231,6 +231,15 @@ def test_bytes_of_every_method_add_up_by_cause(recipe):
     assert list(found) == list(CAUSES)
     assert sum(found.values()) == layout.bytes(3000)
     assert found["codes_keys"] > 0
+
+
+def test_where_all_are_alike_none_is_best():
+    same = {name: Figure(0.5, 0.1, {}) for name in "abc"}
+    assert study_tables._marks(same, max) == {}
+    assert study_tables._marks({"a": same["a"]}, max) == {}
+    assert study_tables._marks(same | {"d": Figure(0.9, 0.1, {})}, max) == {"d": "best"}
+    assert study_tables._marks(same | {"d": Figure(0.4, 0.1, {})}, max) == {
+        "a": "best", "b": "best", "c": "best", "d": "tie"}  # fmt: skip
 
 
 def test_the_json_has_the_study_whole(made):
