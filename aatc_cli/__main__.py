@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
+import signal
 import sys
+import time
+from types import FrameType
 
 _INTERRUPTED = 130
 # distributions that are not called as the packages in them
@@ -13,9 +17,20 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 def main() -> None:
     """Run ``aatc``. Exit codes: 0 done, 1 failed or check differs, 2 usage, 130 interrupted."""
+    interrupts: list[int] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    # where whoever started this process ignores interrupts, it stays so
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupted)
+    sys.unraisablehook = _unraisable
     # everything is imported in here, so that an interrupt of an import is one like any other
     try:
-        code = _run()
+        code = _run(interrupts)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BrokenPipeError:
@@ -33,13 +48,22 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror or error}{where}", "check the path, its permissions and the space left on the disk")
         code = 1
+    except Exception:
+        # libraries that call back into Python wrap an interrupt into an error of their own
+        if not interrupts:
+            raise
+        code = _INTERRUPTED
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = sys.__unraisablehook__
     if code == _INTERRUPTED:
         _complain("interrupted", "run the same command again; collect continues from its last checkpoint")
     sys.exit(code)
 
 
-def _run() -> int:
-    """Run the command line; its exit code, with what the user can act on said."""
+def _run(interrupts: list[int]) -> int:
+    """Run the command line; its exit code, with what the user can act on said unless it came of an interrupt."""
     if not sys.stderr.isatty():
         # bars of other libraries (a .gguf file being read, a download) would fill a log with carriage returns
         os.environ.setdefault("TQDM_DISABLE", "1")
@@ -59,6 +83,8 @@ def _run() -> int:
         # flushed here, so that a full disk or a closed pipe is reported and not met at interpreter exit
         sys.stdout.flush()
     except AatcError as error:
+        if interrupts:
+            return _INTERRUPTED
         _complain(error.message, error.hint)
         return error.exit_code
     except parser_error as error:
@@ -69,6 +95,19 @@ def _run() -> int:
     except typer.Abort:
         return _INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Interrupt again a moment later where an interrupt fell into a callback or a destructor, which lose exceptions."""
+    if event.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(event)
+        return
+    _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.05)
+    _thread.interrupt_main()
 
 
 def _complain(message: str, hint: str | None) -> None:

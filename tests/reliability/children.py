@@ -227,6 +227,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     server = Server()
+    # until a child has its own handler an interrupt comes too early
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         request = json.loads(line)
         answer = getattr(server, request.pop("do"))(**request)
