@@ -188,10 +188,13 @@ class CacheLayout:
 
         What `bits_effective` tends to as the context grows; padding is that of whole flush blocks.
         """
+        return self._bits_of_blocks(1)
+
+    def _bits_of_blocks(self, blocks: int) -> float:
         window, apart = self.window, ("sinks", "window", "sliding_layers")
-        parts = self.breakdown(window.sinks + window.recent + window.flush)
+        parts = self.breakdown(window.sinks + window.recent + blocks * window.flush)
         packed = sum(count for cause, count in parts.items() if cause not in apart)
-        return 16.0 * packed / fp16_bytes(self.geometry.of_full_layers(), window.flush)
+        return 16.0 * packed / fp16_bytes(self.geometry.of_full_layers(), blocks * window.flush)
 
     def of_full_layers(self) -> CacheLayout:
         """The law of the compressed layers alone, as if the model had no sliding ones."""

@@ -5,9 +5,10 @@ falling width and cut into blocks of 16 that share a width; zero-bit channels ar
 128 w bytes, as 32-bit words in planes of 2 bits and at most one of 1 bit, the most significant first (5 = 2 + 2 + 1).
 
 Lane l = 4 g + t of a warp reads its own words. Keys: byte b of a word belongs to channel 4 t + b, and tokens
-8 g .. 8 g + 7 follow one another in its bits (the last four of a plane of two bits 32 words further on), so that one shift and one mask give the operand of an integer matrix
-product. Values: the two halves of a word hold tokens of neighbouring lane groups, so that one mask gives two float16
-numbers (u times a power of two, below the normal range, which tensor cores read exactly).
+8 g .. 8 g + 7 follow one another in its bits (the last four of a plane of two bits 32 words further on), so that one
+shift and one mask give the operand of an integer matrix product. Values: the two halves of a word hold tokens of
+neighbouring lane groups, so that one mask gives two float16 numbers (u times a power of two, below the normal range,
+which tensor cores read exactly).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from aatc_cli.core.layout import CacheLayout, SiteWidths
 from aatc_cli.profiles import HeadGroups, Recipe
 
 THRESHOLD_BYTES = 4  # float32
+_MANY_BLOCKS = 1 << 16
 Shares = Sequence[Sequence[float]]
 
 
@@ -74,6 +75,11 @@ class TokenLayout(CacheLayout):
             for k, share in enumerate(shares)
         )
         return total / (2 * self.geometry.layers * self.geometry.channels)
+
+    @property
+    def bits_packed(self) -> float:
+        """As of one stream, over so many blocks that the last ones of the streams, part empty, do not matter."""
+        return self._bits_of_blocks(_MANY_BLOCKS)
 
     def stream_tokens(self, packed: int) -> list[list[int]]:
         """Tokens of every layer and class when ``packed`` tokens are packed."""

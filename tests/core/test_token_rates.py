@@ -12,7 +12,7 @@ import torch
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import SiteEnergy, allocate, reverse_waterfill
-from aatc_cli.core.layout import CacheLayout, packed_tokens
+from aatc_cli.core.layout import CacheLayout, fp16_bytes, packed_tokens
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.core.received import BINS, PROBES, bin_costs, bin_edges, probe_sums, received_bins
 from aatc_cli.core.stats import LayerStats
@@ -234,6 +234,10 @@ def test_bytes_are_those_of_streams_counted_one_by_one(tokens):
                     for layer in range(2) for side in SIDES])  # fmt: skip
     assert layout.mean_bits == pytest.approx(float(mean))
     assert layout.with_shares([[1.0, 0.0, 0.0]] * 2).mean_bits == 0.0
+    # the slope of the law, which a single block would not show: five streams would each begin a block
+    many = 2_000_000
+    slope = 16.0 * (layout.bytes(2 * many) - layout.bytes(many)) / fp16_bytes(geometry, many)
+    assert layout.bits_packed == pytest.approx(slope, rel=1e-4)
     static = layout.static_breakdown()
     alive = {(layer, side): sum(any(b[layer][side][c] for b in bits) for c in range(16))
              for layer in range(2) for side in SIDES}  # fmt: skip

@@ -58,7 +58,8 @@ class KeyPlanes:
         table = torch.zeros(len(made), 2 * steps, 2, dtype=torch.int32)
         for head, found in enumerate(planes):
             table[head, : len(found)] = torch.tensor([(plane.at, plane.bits) for plane in found], dtype=torch.int32)
-        return cls(table.to(rows[0].device), *(torch.stack(part) for part in zip(*made, strict=True)), halves, kinds)
+        cores, start, slow, codes, pair_scale = (torch.stack(part) for part in zip(*made, strict=True))
+        return cls(table.to(rows[0].device), cores, start, slow, codes, pair_scale, halves, kinds)
 
     @staticmethod
     def rounded(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:

@@ -87,9 +87,9 @@ class LayerTables:
                 widths[head, side, : len(part.widths)] = torch.tensor(part.widths, dtype=torch.int32)
             sizes.append(sum(block_bytes(w) for part in pair for w in part.widths) + SCALE_BYTES)
         offsets = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        rows, given = [part.rows for part in keys], [part.offset for part in keys]
-        form = KeyPlanes.of(rows, given, [part.widths for part in keys], dim, fast) if hopper else None
-        key = form or IntegerKeys.of(rows, given, dim, fast)
+        key_rows, given = [part.rows for part in keys], [part.offset for part in keys]
+        form = KeyPlanes.of(key_rows, given, [part.widths for part in keys], dim, fast) if hopper else None
+        key = form or IntegerKeys.of(key_rows, given, dim, fast)
         decode = torch.zeros(len(values), dim, dim, dtype=torch.float32, device=device)
         value_offset = torch.zeros(len(values), dim, dtype=torch.float32, device=device)
         for head, part in enumerate(values):
