@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,16 @@ def empty_model(source: ModelSource, config: Any) -> Any:
 
 @kept
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """The model's tokenizer, with no special tokens added by `Tokenizer.encode`."""
+    """The model's tokenizer, with no special tokens added by `Tokenizer.encode`.
+
+    Raises `AatcError` where transformers makes another tokenizer of a .gguf file than the model's own.
+    """
     raw = _attempt(source, lambda: AutoTokenizer.from_pretrained(source.reference, **source.keywords))
+    if source.gguf and str(load_config(source).model_type).startswith("gemma") and _is_unigram(raw):
+        raise AatcError(
+            f"transformers {version('transformers')} makes another tokenizer of {source.gguf} than the model's own",
+            "install transformers 5.24 or newer, or give the model's folder",
+        )
     with_special = raw("a")["input_ids"]
     bos = raw.bos_token_id if raw.bos_token_id is not None and with_special[:1] == [raw.bos_token_id] else None
     # the length warning compares a whole text with the model's context; windows are cut afterwards
@@ -106,6 +115,12 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     vocabulary = digest_of(sorted(raw.get_vocab().items()))
     probe = encode("The quick brown fox, 12345 times:\n\n\tnaïve 世界!")
     return Tokenizer(encode=encode, bos=bos, digest=digest_of([vocabulary, probe]), raw=raw)
+
+
+def _is_unigram(raw: Any) -> bool:
+    """Whether a tokenizer cuts text by the likelihood of its pieces, as none of Gemma does: they merge pairs."""
+    backend = getattr(raw, "backend_tokenizer", None)
+    return type(getattr(backend, "model", None)).__name__ == "Unigram"
 
 
 @kept

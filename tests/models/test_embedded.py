@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,3 +72,30 @@ def test_gguf_and_unpacked_folder_are_the_same_model(real_model_path):
     states = load_model(packed).state_dict(), load_model(plain).state_dict()
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize(("kind", "model_type", "refused"), [
+    ("Unigram", "gemma3_text", True), ("BPE", "gemma3_text", False), ("Unigram", "llama", False)
+])  # fmt: skip
+def test_another_tokenizer_than_gemmas_is_refused(monkeypatch, tmp_path, kind, model_type, refused):
+    """Some releases of transformers cut the text of a Gemma .gguf by the likelihood of pieces, and nothing warns."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    from aatc_cli.models import loading
+
+    pieces = sorted(set("The quick brown fox, 12345 times:\n\n\tnaïve 世界!a"))
+    made = {
+        "Unigram": models.Unigram([(piece, -1.0) for piece in pieces], 0),
+        "BPE": models.BPE({piece: at for at, piece in enumerate(pieces)}, []),
+    }
+    raw = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(made[kind]))
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: raw)
+    monkeypatch.setattr(loading, "load_config", lambda source: SimpleNamespace(model_type=model_type))
+    (tmp_path / "m.gguf").touch()
+    source = find_model(str(tmp_path / "m.gguf"))
+    if not refused:
+        assert load_tokenizer(source).encode("a")
+        return
+    with pytest.raises(AatcError, match=r"another tokenizer of m\.gguf"):
+        load_tokenizer(source)
