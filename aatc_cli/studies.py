@@ -51,7 +51,7 @@ class StudyTask(Settings):
     @model_validator(mode="after")
     def _fields_are_read(self) -> Self:
         for field, tasks in _READ_BY.items():
-            if field in self.model_fields_set and self.task not in tasks:
+            if self.task not in tasks and getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field} is not read by {self.task}, only by {', '.join(tasks)}")
         if self.task == "ruler" and not self.contexts:
             raise ValueError("ruler needs contexts")

@@ -17,6 +17,7 @@ from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Measurement, Task
 from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
+from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.profiles import (
     Calibration,
     Coding,
@@ -27,8 +28,10 @@ from aatc_cli.profiles import (
     TextMixture,
     TokenRates,
 )
+from aatc_cli.report.published import Published, PublishedRow
 from aatc_cli.stages.collect_job import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
+from aatc_cli.studies import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
 MIXTURE = TextMixture(sources=["builtin:python-docs", "a.txt@0.5"], samples=3, length=64)
@@ -58,6 +61,11 @@ SPEED_ROW = SpeedRow(
     part="decode", context=64, batch=1, backend="torch", milliseconds=1.5, milliseconds_low=1.0, milliseconds_high=2.0,
     ratio=2.5, ratio_low=2.0, ratio_high=3.0,
 )  # fmt: skip
+STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
+STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
+METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
+TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
+PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
 EXAMPLES: list[BaseModel] = [
     Coding(key_axis="channel", group=32, outliers=0.01), Measurement(task="any", **WHERE), SCORE, MEMORY_ROW, SPEED_ROW,
@@ -77,7 +85,12 @@ EXAMPLES: list[BaseModel] = [
     ),
     CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1), TokenRates(shares=(0.25, 0.75)),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
-    IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW,
+    IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW, STUDY_ROW, STUDY_CELL, METHOD, TASK, PUBLISHED_ROW,
+    StudyResult(
+        study="mine", summary="s", model="m", model_fingerprint="f", rows=(STUDY_ROW,), cells=(STUDY_CELL,)
+    ),
+    Study(name="mine", summary="s", methods=(METHOD,), tasks=(TASK,)),
+    Published(model="o/m", source="the paper", rows=(PUBLISHED_ROW,)),
     StabilityResult(
         recipe="loss-aware", budget="2", model="m", bits=2.0, seconds=1.5, device="cpu", dtype="float32",
         versions={"a": "1"}, length=64, first_position=0, windows=[1], rows=[STABILITY_ROW], kl_spread={"t": 1.0},

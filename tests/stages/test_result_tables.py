@@ -81,8 +81,10 @@ def test_stability(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"task": "memory"}', "is not a valid evaluation"), ('{"task": "other"}', "is not a valid evaluation"),
-        ('{"task": ["memory"]}', "is not a valid evaluation"), ("[1]", "is not a valid evaluation"),
+        ('{"schema_version": 1, "task": "memory"}', "is not a valid evaluation"),
+        ('{"schema_version": 1, "task": "other"}', "is not a valid evaluation"),
+        ('{"schema_version": 1, "task": ["memory"]}', "is not a valid evaluation"),
+        ('{"task": "memory"}', "has schema version None"), ("[1]", "is not a valid evaluation"),
         ("{", "cannot be read"), ("[" * 100_000, "cannot be read"), ("\x00", "cannot be read"),
     ],
 )  # fmt: skip
