@@ -53,10 +53,10 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
-	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
 
 test-slow: install model ## The tests that take minutes
-	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist load -m slow
 
 test-gpu: install model ## The tests that need a CUDA device
 	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m gpu
