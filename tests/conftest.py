@@ -197,7 +197,7 @@ def base_run(tiny_llama, corpus, tmp_path_factory) -> Path:
     from aatc_cli.profiles import TextMixture, load_recipe
     from aatc_cli.stages.allocate import allocate
     from aatc_cli.stages.collect import CollectOptions, collect
-    from aatc_cli.stages.collect_job import CollectSettings
+    from aatc_cli.stages.collect_settings import CollectSettings
     from aatc_cli.stages.files import Run
     from aatc_cli.stages.whiten import whiten
 

@@ -29,7 +29,7 @@ from aatc_cli.profiles import (
     TokenRates,
 )
 from aatc_cli.report.published import Published, PublishedRow
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
 from aatc_cli.studies import Study, StudyMethod, StudyTask
 

@@ -24,7 +24,7 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, load_codecs, transform_of
 from aatc_cli.stages.subjects import EvalOptions, Subject

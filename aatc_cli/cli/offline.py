@@ -82,7 +82,7 @@ def collect(
     from aatc_cli.printing import print_artifact
     from aatc_cli.stages.collect import CollectOptions
     from aatc_cli.stages.collect import collect as stage
-    from aatc_cli.stages.collect_job import CollectSettings
+    from aatc_cli.stages.collect_settings import CollectSettings
     from aatc_cli.stages.files import Run
 
     source, found = find_source(model, profile)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aatc_cli.artifact import Artifact, damaged
 from aatc_cli.profiles import explain
+from aatc_cli.stages.collect_settings import CollectSettings
 
 
 class _Claims(BaseModel):
@@ -35,8 +36,6 @@ class _PlanResults(_Claims):
 
 def check_stats(artifact: Artifact) -> None:
     """Raise `ArtifactError` unless settings and results are those of Stats and the token count follows from them."""
-    from aatc_cli.stages.collect_job import CollectSettings
-
     manifest = artifact.manifest
     try:
         settings = CollectSettings.model_validate_json(json.dumps(manifest.settings))

@@ -36,7 +36,8 @@ from aatc_cli.models.loading import (
 )  # fmt: skip
 from aatc_cli.models.placement import input_device
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
-from aatc_cli.stages.collect_job import CollectJob, CollectSettings
+from aatc_cli.stages.collect_job import CollectJob
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.processes import Processes, joined
 from aatc_cli.text.windows import draw_windows

@@ -14,7 +14,7 @@ from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages import collect as collect_stage
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run
 
 WINDOW = Window(sinks=1, recent=4, flush=2)

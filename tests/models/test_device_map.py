@@ -22,7 +22,7 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, open_plan
 from aatc_cli.stages.subjects import EvalOptions, Subject

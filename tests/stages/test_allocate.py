@@ -17,7 +17,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, open_plan, transform_of
 from aatc_cli.stages.whiten import whiten
 

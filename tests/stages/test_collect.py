@@ -23,7 +23,7 @@ from aatc_cli.models.loading import ModelSource, find_model, load_model, load_to
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats
 from aatc_cli.text.windows import draw_windows
 

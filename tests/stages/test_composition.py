@@ -22,7 +22,7 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.stages.allocate import allocate, check, derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, transform_of
 from aatc_cli.stages.whiten import whiten
 

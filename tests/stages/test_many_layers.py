@@ -17,7 +17,7 @@ from aatc_cli.artifact import ArtifactWriter, ModelIdentity
 from aatc_cli.config import Geometry
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.profiles import dump
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 
 CHANNELS, DIM, ROWS = 256, 64, 32
 FEW, MANY = 8, 48

@@ -14,7 +14,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, load_codecs, open_plan, transform_of
 from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs

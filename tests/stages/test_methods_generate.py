@@ -12,7 +12,7 @@ from aatc_cli.profiles import TextMixture, available, load_recipe
 from aatc_cli.runtime.contenders import Simulated
 from aatc_cli.stages import ruler as ruler_stage
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.ruler import RulerSettings, ruler
 from aatc_cli.stages.study_methods import Methods

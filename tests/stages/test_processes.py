@@ -39,7 +39,7 @@ def test_a_checkpoint_of_one_process_is_refused(
     from aatc_cli.models.loading import find_model
     from aatc_cli.profiles import TextMixture
     from aatc_cli.stages import collect as stage
-    from aatc_cli.stages.collect_job import CollectSettings
+    from aatc_cli.stages.collect_settings import CollectSettings
     from aatc_cli.stages.files import Run
 
     settings = CollectSettings(samples=4, length=64)

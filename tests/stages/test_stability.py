@@ -16,7 +16,7 @@ from aatc_cli.evals.stability import StabilityResult, spread
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, load_layer_stats, open_plan, open_stats, transform_of
 from aatc_cli.stages.stability import stability

@@ -23,7 +23,7 @@ from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages import study as study_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run, load_energies
 from aatc_cli.stages.matching import Matcher
 from aatc_cli.stages.study import StudyChoices, run_study

@@ -22,7 +22,7 @@ from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Plan, Run, load_codecs, load_layer_stats, load_rated_codecs, open_stats, transform_of
 from aatc_cli.stages.inspect import inspect_plan

@@ -13,7 +13,7 @@ from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, Usa
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_job import CollectSettings
+from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats
 from aatc_cli.stages.whiten import whiten
 
