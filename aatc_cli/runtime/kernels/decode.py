@@ -33,7 +33,10 @@ class Tuning:
         """The fastest measured for the kernel of this shape."""
         if not shape.steps:
             return cls()
-        return cls(warps=8, row_tiles=1, programs=2 if shape.group <= 4 else 1)
+        if shape.group > 4:
+            return cls(warps=8, row_tiles=1, programs=1)
+        few_and_long = shape.batch * shape.kv_heads < 64 and shape.max_tiles >= 1024
+        return cls(warps=16, row_tiles=1, programs=1) if few_and_long else cls(warps=8, row_tiles=1, programs=2)
 
     def fitting(self, shape: DecodeShape, shared: int) -> Tuning:
         """The same, or smaller where a wide head or many bits do not leave that room in ``shared`` bytes."""
