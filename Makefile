@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 MODELS := .models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct
 RUN ?= run
+LIMIT ?= 2
 GOLDEN ?= tests/golden/run
 REDERIVED ?= build/golden
 # golden-check needs nothing but an installed aatc: that of .venv, where there is one
@@ -46,9 +47,9 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24 --fisher 16
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 4 --name windows-4
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 16 --name windows-16
-	-$(BIN)/aatc eval --study divergence --length 1024 --limit 4
-	-$(BIN)/aatc eval --study headline --length 1024 --limit 4
-	-$(BIN)/aatc eval --study ablation --length 1024 --limit 4
+	-$(BIN)/aatc eval --study divergence --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc eval --study headline --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc eval --study ablation --length 1024 --limit $(LIMIT)
 	-$(BIN)/aatc eval --study quick
 	$(BIN)/aatc report
 
