@@ -50,7 +50,7 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	-$(BIN)/aatc eval --study divergence --length 1024 --limit $(LIMIT)
 	-$(BIN)/aatc eval --study headline --length 1024 --limit $(LIMIT)
 	-$(BIN)/aatc eval --study ablation --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study quick
+	-$(BIN)/aatc eval --study quick --limit $(LIMIT) --context 1024
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
