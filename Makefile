@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MODELS := .models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct
 RUN ?= run
-LIMIT ?= 2
+LIMIT ?= 1
 GOLDEN ?= tests/golden/run
 REDERIVED ?= build/golden
 # golden-check needs nothing but an installed aatc: that of .venv, where there is one
