@@ -1,4 +1,4 @@
-// Rotary pairs that turn little in a tile: their part of the query goes into the key matrix.
+// Queries: pairs that turn little in a tile go into the key matrix, the others are turned back to the tile's start.
 
 #define MAGIC 0x4B400000
 
@@ -88,6 +88,21 @@ __device__ __forceinline__ void absorb(Absorbed& x, const uint4* rows, const u32
       }
     }
     x.scale[ht][0] = __shfl_sync(~0u, unit, 8 * t); x.scale[ht][1] = __shfl_sync(~0u, unit, 8 * t + 4);
+  }
+}
+
+// fast pairs of a query turned back by a tile's angles; `row` is the query of a lane's column, the next tile of heads `step` further
+__device__ __forceinline__ void turn_fast(u32 (&q)[HT][JF][2], const float4* angles, const float* row, int step, int t) {
+#pragma unroll
+  for (int j = 0; j < JF; j++) {
+    const float4 cs = angles[j * 4 + t];
+#pragma unroll
+    for (int ht = 0; ht < HT; ht++) {
+      const float* from = row + ht * step + 8 * j + 2 * t;
+      const float2 ql = *(const float2*)from, qh = *(const float2*)(from + D / 2);
+      q[ht][j][0] = pack2(ql.x * cs.x + qh.x * cs.z, ql.y * cs.y + qh.y * cs.w);
+      q[ht][j][1] = pack2(qh.x * cs.x - ql.x * cs.z, qh.y * cs.y - ql.y * cs.w);
+    }
   }
 }
 

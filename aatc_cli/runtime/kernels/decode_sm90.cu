@@ -27,17 +27,7 @@
 __device__ __forceinline__ void turn_queries(float4* angles, const float* query, int lane) {
   const int g = lane / 4, t = lane % 4;
   u32 q[HT][JF][2];
-#pragma unroll
-  for (int j = 0; j < JF; j++) {
-    const float4 cs = angles[j * 4 + t];
-#pragma unroll
-    for (int ht = 0; ht < HT; ht++) {
-      const float* from = query + (ht * 8 + g) * ROW + 8 * j + 2 * t;
-      const float2 ql = *(const float2*)from, qh = *(const float2*)(from + D / 2);
-      q[ht][j][0] = pack2(ql.x * cs.x + qh.x * cs.z, ql.y * cs.y + qh.y * cs.w);
-      q[ht][j][1] = pack2(qh.x * cs.x - ql.x * cs.z, qh.y * cs.y - ql.y * cs.w);
-    }
-  }
+  turn_fast(q, angles, query + g * ROW, 8 * ROW, t);
   __syncwarp();
 #pragma unroll
   for (int ht = 0; ht < HT; ht++)
