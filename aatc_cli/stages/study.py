@@ -65,7 +65,7 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
     ``options.force`` removes the evaluations of the chosen methods in this study first. Raises `AatcError` for a study
     or a model that nothing can be done with, and not for single cells.
     """
-    methods_of(study, choices.recipes)
+    methods_of(study, choices.recipes)  # what is wrong with the study itself is said before a model is loaded
     order = [(recipe.name, method.stats) for method, recipe in methods_of(study)]
     with keeping_models():
         tokenizer = load_tokenizer(source)

@@ -49,7 +49,7 @@ def tokens_of(length: int, seed: int = 1) -> torch.Tensor:
 
 
 @torch.no_grad()
-def decode_token_by_token(model, method: Method, tokens: torch.Tensor) -> torch.Tensor:
+def decode_token_by_token(feed, model, method: Method, tokens: torch.Tensor) -> torch.Tensor:
     """Independent oracle: feed one token at a time and keep, per layer, the literal sinks, window and packed part."""
     sites = attention_sites(model)
     kept = defaultdict(lambda: {"keys": [], "values": [], "raw": [], "packed": 0})
@@ -77,14 +77,7 @@ def decode_token_by_token(model, method: Method, tokens: torch.Tensor) -> torch.
         scores = (inputs.query @ keys.transpose(2, 3)) * inputs.scaling
         return scores.softmax(-1) @ values
 
-    rows = []
-    with attention_override(model, sites, attend):
-        for position in range(tokens.shape[1]):
-            step = model(
-                input_ids=tokens[:, position : position + 1], position_ids=torch.tensor([[position]]), use_cache=False
-            )
-            rows.append(step.logits[0, -1])
-    return torch.stack(rows)
+    return feed(model, sites, attend, tokens)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +90,10 @@ def decode_token_by_token(model, method: Method, tokens: torch.Tensor) -> torch.
         pytest.param(Window(sinks=40, recent=8, flush=8), 30, id="shorter-than-sinks"),
     ],
 )
-def test_one_pass_equals_token_by_token(model, window, length):
+def test_one_pass_equals_token_by_token(model, fed_one_by_one, window, length):
     method = Method("test", random_codecs(4, 32, 2, bits=3), window)
     tokens = tokens_of(length)
-    expected = decode_token_by_token(model, method, tokens)[:-1]
+    expected = decode_token_by_token(fed_one_by_one, model, method, tokens)[:-1]
     got = method_logits(model, attention_sites(model), method, tokens, 0)
     assert got.shape == expected.shape
     scale = expected.abs().max()

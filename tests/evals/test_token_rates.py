@@ -18,7 +18,6 @@ from aatc_cli.evals.scores import score_windows
 from aatc_cli.evals.teacher_forced import Method, method_logits
 from aatc_cli.evals.token_rates import rated_logits
 from aatc_cli.models.adapter import attention_sites, rebias
-from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
 
 WINDOW = Window(sinks=2, recent=12, flush=4)
@@ -85,7 +84,7 @@ def test_received_attention_is_that_of_full_weights(length):
 
 
 @torch.no_grad()
-def decode_with_rates(model, method: Method, tokens: torch.Tensor):
+def decode_with_rates(feed, model, method: Method, tokens: torch.Tensor):
     """Independent oracle: token by token, every token a list of what it received, coded when its block leaves."""
     sites, window = attention_sites(model), method.window
     first, last = watched_lags(window)
@@ -123,14 +122,7 @@ def decode_with_rates(model, method: Method, tokens: torch.Tensor):
                 layer["received"][i] += float(weights[0, :, 0, place].square().sum())
         return weights @ values
 
-    rows = []
-    with attention_override(model, sites, attend):
-        for position in range(tokens.shape[1]):
-            step = model(
-                input_ids=tokens[:, position : position + 1], position_ids=torch.tensor([[position]]), use_cache=False
-            )
-            rows.append(step.logits[0, -1])
-    return torch.stack(rows), {layer: part["class"] for layer, part in kept.items()}
+    return feed(model, sites, attend, tokens), {layer: part["class"] for layer, part in kept.items()}
 
 
 @torch.no_grad()
@@ -141,10 +133,10 @@ def one_pass(model, method: Method, tokens: torch.Tensor):
 
 
 @pytest.mark.parametrize("bits", [(1, 3, 6), (0, 3, 6)], ids=["three-rates", "eviction"])
-def test_one_pass_equals_token_by_token(model, bits):
+def test_one_pass_equals_token_by_token(model, fed_one_by_one, bits):
     method = replace(METHOD, codecs=rated(bits, EDGES))
     tokens = tokens_of()
-    expected, chosen = decode_with_rates(model, method, tokens)
+    expected, chosen = decode_with_rates(fed_one_by_one, model, method, tokens)
     got, classes = one_pass(model, method, tokens)
     assert (got - expected[:-1]).abs().max() < 1e-11 * expected.abs().max()
     for layer, found in classes.items():

@@ -13,6 +13,12 @@ import pytest
 import torch
 
 from aatc_cli.artifact import Artifact, open_artifact
+from aatc_cli.config import Window
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.files import Run
 
 
 def launch(arguments: Sequence[str], run: Path, processes: int, seconds: int = 300) -> subprocess.CompletedProcess[str]:
@@ -62,3 +68,17 @@ def torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="session")
 def same_stats() -> Callable[..., Artifact]:
     return compare
+
+
+@pytest.fixture(scope="session")
+def with_gradients(corpus: Path) -> Callable[[Path, Path], Run]:
+    """Make a run with the Stats of a tiny model, loss gradients of half its windows, and nothing else."""
+
+    def make(root: Path, model: Path) -> Run:
+        run = Run(root / "run")
+        settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
+        mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
+        collect(run, "stats", find_model(str(model)), mixture, settings, CollectOptions())
+        return run
+
+    return make

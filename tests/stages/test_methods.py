@@ -8,13 +8,11 @@ import json
 import pytest
 import torch
 
-from aatc_cli.config import Window, make_budget
+from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
-from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, load_codecs, open_plan, transform_of
 from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs
@@ -29,12 +27,9 @@ LIBRARIES = {"quanto", "hqq"}
 
 
 @pytest.fixture(scope="module")
-def run(tiny_llama, corpus, tmp_path_factory) -> Run:
+def run(tiny_llama, with_gradients, tmp_path_factory) -> Run:
     """A run with gradients and every transform that the recipes ask for."""
-    found = Run(tmp_path_factory.mktemp("methods") / "run")
-    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
-    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
-    collect(found, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
+    found = with_gradients(tmp_path_factory.mktemp("methods"), tiny_llama)
     for name in BUDGETS:
         recipe = load_recipe(name)
         if not found.transform(recipe.transform_name).exists():

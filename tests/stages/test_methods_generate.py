@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aatc_cli.config import Window
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.schema import read_measurement
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import TextMixture, available, load_recipe
+from aatc_cli.profiles import available, load_recipe
 from aatc_cli.runtime.contenders import Simulated
 from aatc_cli.stages import ruler as ruler_stage
-from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.ruler import RulerSettings, ruler
 from aatc_cli.stages.study_methods import Methods
@@ -32,12 +29,8 @@ def model(new_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(model, corpus, tmp_path_factory) -> Run:
-    found = Run(tmp_path_factory.mktemp("generate-run") / "run")
-    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
-    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
-    collect(found, "stats", find_model(str(model)), mixture, settings, CollectOptions())
-    return found
+def run(model, with_gradients, tmp_path_factory) -> Run:
+    return with_gradients(tmp_path_factory.mktemp("generate-run"), model)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

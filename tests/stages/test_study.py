@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from aatc_cli.artifact import open_artifact
-from aatc_cli.config import Budget, Window
+from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluation
@@ -67,13 +67,9 @@ limit = 1
 
 
 @pytest.fixture(scope="module")
-def calibrated(tiny_llama, corpus, tmp_path_factory) -> Run:
+def calibrated(tiny_llama, with_gradients, tmp_path_factory) -> Run:
     """Stats with gradients and nothing else; shared, so nothing may write to it."""
-    run = Run(tmp_path_factory.mktemp("study") / "run")
-    settings = CollectSettings(samples=8, length=96, rows=384, fisher=4, window=Window(sinks=2, recent=8, flush=4))
-    mixture = TextMixture(sources=[str(corpus)], samples=8, length=96)
-    collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
-    return run
+    return with_gradients(tmp_path_factory.mktemp("study"), tiny_llama)
 
 
 @pytest.fixture
