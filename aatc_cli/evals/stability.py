@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from aatc_cli.config import Settings
-from aatc_cli.evals.schema import Measurement
+from aatc_cli.evals.schema import Measurement, read_measurement
 
 
 class StabilityRow(Settings):
@@ -41,6 +43,38 @@ class StabilityResult(Measurement):
         """File the result is stored under: task, recipe, budget and Stats."""
         names = "-".join(dict.fromkeys(re.sub(r"[^A-Za-z0-9._-]+", "-", row.stats) for row in self.rows))
         return f"{self.task}.{self.method}.{names}.json"
+
+
+COLUMNS = (
+    "plan",
+    "calibrated on",
+    "text",
+    "bits",
+    "KL (nats)",
+    "predicted",
+    "by the other Stats",
+    "largest / smallest",
+)
+
+
+def stability_rows(results: Sequence[StabilityResult]) -> list[list[str]]:
+    """What every plan's KL is and was foretold, in words for a table of `COLUMNS`."""
+    found = []
+    for result in results:
+        for row in result.rows:
+            kl = f"{row.kl_mean:.3g}" + ("" if row.kl_stderr is None else f" ± {row.kl_stderr:.2g}")
+            forecasts = ["" if value is None else f"{value:.3g}" for value in (row.predicted, row.predicted_elsewhere)]
+            ratio = result.kl_spread.get(row.text)
+            found.append([
+                result.method, row.stats, row.text, f"{row.bits:.4g}", kl, *forecasts,
+                "" if ratio is None else f"{ratio:.3g}",
+            ])  # fmt: skip
+    return found
+
+
+def read_stability(folder: Path) -> list[StabilityResult]:
+    """All stability results in ``folder``, in name order; raises `ArtifactError` for a damaged one."""
+    return [read_measurement(path, StabilityResult) for path in sorted(folder.glob("stability.*.json"))]
 
 
 def spread(rows: list[StabilityRow]) -> dict[str, float]:

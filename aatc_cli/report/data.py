@@ -10,6 +10,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.schema import Evaluation
+from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.profiles import HeadGroups
 from aatc_cli.report.study_data import StudyView
 
@@ -90,6 +91,7 @@ class ReportData:
     plans: tuple[PlanView, ...]
     spectrum: Spectrum | Absent
     studies: tuple[StudyView, ...] = ()
+    stability: tuple[StabilityResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

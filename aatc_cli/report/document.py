@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aatc_cli.artifact import TextRecord
+from aatc_cli.evals.stability import COLUMNS, stability_rows
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import Absent, ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
@@ -42,6 +43,7 @@ def build_document(data: ReportData) -> Document:
     sections = (
         *(study_section(view) for view in data.studies),
         _quality(data), _quality_figure(data), _widths(data), _spectrum(data), _distortion(data), _bytes(data),
+        *([_stability(data)] if data.stability else ()),
         Section("reading", "How to read this report", (HOW_TO_READ,)),
     )  # fmt: skip
     return Document(data.title, tuple(_facts(data)), sections)
@@ -145,6 +147,18 @@ def _distortion(data: ReportData) -> Section:
     )
     drawn = (FigureBlock((figures.distortion_figure(scatters),), caption),) if scatters else ()
     return Section("distortion", title, figures=drawn, tables=tuple(tables.distortion_table(group) for group in groups))
+
+
+def _stability(data: ReportData) -> Section:
+    rows = tuple(tuple(tables.Cell(text) for text in row) for row in stability_rows(data.stability))
+    text = (
+        "The same recipe and budget, calibrated on different Stats. Where the KL that a plan's own gradients predict is "
+        "far below what those of the other Stats predict for it, the plan fits its sample: more windows, or a larger "
+        "whiten --shrinkage, will help. A text on which the largest KL is far above the smallest asks for calibration "
+        "of its kind."
+    )
+    table = tables.Table("KL by the Stats a plan was calibrated on, and its predictions", COLUMNS, rows)
+    return Section("stability", "Stability of the calibration", (text,), tables=(table,))
 
 
 def _bytes(data: ReportData) -> Section:

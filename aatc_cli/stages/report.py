@@ -21,6 +21,7 @@ from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.disk import write_text
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.evals.stability import read_stability
 from aatc_cli.evals.study import read_studies
 from aatc_cli.evals.study_scores import cell_evaluation
 from aatc_cli.locking import locked, sweep
@@ -76,8 +77,9 @@ def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
 def load_report(run: Run, *, title: str | None = None) -> ReportData:
     """Read everything a report shows from ``run``; raises as `make_report` does."""
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
+    stability = tuple(read_stability(run.evals))
     plans = [open_plan(path) for path in run.plans()]
-    if not evaluations and not plans and not any((run.root / "studies").glob("*.json")):
+    if not evaluations and not stability and not plans and not any((run.root / "studies").glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -95,6 +97,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         plans=tuple(_view(plan) for plan in plans),
         spectrum=_spectrum(run, plans),
         studies=tuple(_studies(run)),
+        stability=stability,
     )
 
 

@@ -13,7 +13,7 @@ from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguis
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.schema import Evaluation, Measurement, read_measurement
 from aatc_cli.evals.speed import REFERENCE, SpeedResult
-from aatc_cli.evals.stability import StabilityResult
+from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
 
 
 class Rows(NamedTuple):
@@ -120,19 +120,7 @@ def _benchmark_score(row: BenchmarkRow | None, base: BenchmarkRow | None) -> str
 
 def stability_table(results: Sequence[StabilityResult]) -> Rows:
     """KL of every recipe at every budget by the Stats it was calibrated on, with what their gradients foretell."""
-    columns = ["plan", "calibrated on", "text", "bits", "KL (nats)", "predicted", "by the other Stats"]
-    columns.append("largest / smallest")
-    rows = []
-    for result in results:
-        for row in result.rows:
-            kl = f"{row.kl_mean:.3g}" + ("" if row.kl_stderr is None else f" ± {row.kl_stderr:.2g}")
-            forecasts = ["" if value is None else f"{value:.3g}" for value in (row.predicted, row.predicted_elsewhere)]
-            ratio = result.kl_spread.get(row.text)
-            rows.append([
-                result.method, row.stats, row.text, f"{row.bits:.4g}", kl, *forecasts,
-                "" if ratio is None else f"{ratio:.3g}",
-            ])  # fmt: skip
-    return Rows("stability", columns, rows)
+    return Rows("stability", list(COLUMNS), stability_rows(results))
 
 
 _KINDS: dict[str, tuple[type[Measurement], Callable[..., Rows]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.files import Run, load_layer_stats, open_plan, open_stats, transform_of
+from aatc_cli.stages.report import make_report
 from aatc_cli.stages.stability import stability
 from aatc_cli.stages.subjects import EvalOptions, Subject
 
@@ -112,6 +114,19 @@ def test_one_stats_is_no_comparison(run: Run, tiny_llama: Path, corpus: Path) ->
             compare(run, tiny_llama, names, [str(corpus)], recipe())
     with pytest.raises(UsageError, match="calibrated on nothing"):
         compare(run, tiny_llama, "ab", [str(corpus)], load_recipe("fp16"))
+
+
+def test_the_report_has_the_table(run: Run, tiny_llama: Path, corpus: Path) -> None:
+    result = compare(run, tiny_llama, "ab", [str(corpus)], recipe())
+    files = make_report(run)
+    section = files.markdown.read_text("utf-8").partition("## Stability of the calibration")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    found = {line[1]: line for line in lines[2:] if line[0] == result.method}
+    for row in result.rows:
+        assert found[row.stats][4] == f"{row.kl_mean:.3g} ± {row.kl_stderr:.2g}"
+        assert found[row.stats][6] == f"{row.predicted_elsewhere:.3g}"
+    told = json.loads(files.json.read_text("utf-8"))["stability"]
+    assert result.model_dump(mode="json") in told
 
 
 def test_spread_of_nothing() -> None:
