@@ -153,7 +153,7 @@ def _stability(data: ReportData) -> Section:
     rows = tuple(tuple(tables.Cell(text) for text in row) for row in stability_rows(data.stability))
     text = (
         "The same recipe and budget, calibrated on different Stats. Where the KL that a plan's own gradients predict "
-        "is far below what those of the other Stats predict for it, the plan fits its sample: more windows, or a larger "
+        "is far below what those of the other Stats predict for it, the plan fits its sample: more windows, or more "
         "whiten --shrinkage, will help. A text on which the largest KL is far above the smallest asks for calibration "
         "of its kind."
     )
