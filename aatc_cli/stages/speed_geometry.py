@@ -19,7 +19,7 @@ from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.runtime.fused import FusedLayer, FusedSpec
 from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench, Timing, sdpa_timings
-from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 from aatc_cli.runtime.kernels.model_bench import InPlaceState, decode_timing, full_state
 from aatc_cli.runtime.kernels.synthetic import synthetic_encode, synthetic_tables
 from aatc_cli.runtime.kernels.tables import fast_pairs
@@ -83,7 +83,7 @@ def synthetic_spec(geometry: Geometry, bits: float, device: torch.device) -> Fus
     frequencies = _THETA**-steps
     layers = []
     for layer in range(geometry.layers):
-        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer)
+        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer, hopper=on_hopper(device))
         layers.append(FusedLayer({}, tables, synthetic_encode(tables, geometry, seed=layer)))
     return FusedSpec(
         tuple(layers), _WINDOW, torch.bfloat16, geometry.heads, geometry.kv_heads, geometry.head_dim,
