@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +30,7 @@ class Wrapper:
         assert layout == "NHD"
         self.buffers = buffers
 
-    def plan(
-        self, first: Tensor, pages: Tensor, last: Tensor, heads: int, kv_heads: int, dim: int, page: int, **_: Any
-    ):
+    def plan(self, first: Tensor, pages: Tensor, last: Tensor, *shape: int, **dtypes: Any) -> None:
         self.first, self.pages = first, pages
         heads, kv_heads, dim, page = shape
         assert (heads, kv_heads, dim) == (GEOMETRY.heads, GEOMETRY.kv_heads, GEOMETRY.head_dim)
@@ -68,9 +67,9 @@ def test_libraries_that_are_not_there_are_passed_over(monkeypatch: pytest.Monkey
 def test_those_that_agree_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper))
     monkeypatch.setitem(sys.modules, "flash_attn_interface", with_cache(1.0))
-    found, left_out = peer_timings(GEOMETRY, 3, 20_000, 2, CPU, timed)
+    found, left_out = peer_timings(GEOMETRY, 3, 1600, 2, CPU, timed)
     assert [timing.backend for timing in found] == list(PEERS)
-    assert [timing.bytes_moved for timing in found] == [3 * 20_000 * 2 * 2 * 8 * 2] * 2
+    assert [timing.bytes_moved for timing in found] == [3 * 1600 * 2 * 2 * 8 * 2] * 2
     assert left_out == {}
 
 
@@ -79,5 +78,5 @@ def test_those_that_do_not_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", with_cache(1.1))
     found, left_out = peer_timings(GEOMETRY, 1, 100, 2, CPU, timed)
     assert found == []
-    assert "its error is 0.09" in left_out["flashattention-3"]
+    assert re.match(r"its error is 0\.(1|099\d), more than 0\.01", left_out["flashattention-3"])
     assert "100 tokens are no whole pages" in left_out["flashinfer"]
