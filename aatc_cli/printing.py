@@ -16,7 +16,14 @@ from aatc_cli.evals.schema import Evaluation, Measurement
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.stages.inspect import Inspection
-from aatc_cli.stages.result_tables import Rows, benchmark_table, memory_table, speed_table, stability_table
+from aatc_cli.stages.result_tables import (
+    Rows,
+    benchmark_table,
+    memory_table,
+    speed_memory_table,
+    speed_table,
+    stability_table,
+)  # fmt: skip
 
 M = TypeVar("M", bound=Measurement)
 
@@ -89,8 +96,10 @@ def print_memory(results: list[MemoryResult], json: bool) -> None:
 
 
 def print_speed(results: list[SpeedResult], json: bool) -> None:
-    """Times of the caches of several plans."""
+    """Times of the caches of several plans, and the memory of whole decode steps where that was measured."""
     _print(results, speed_table, json)
+    if not json and any(result.memory for result in results):
+        print_table(*speed_memory_table(results))
 
 
 def print_stability(results: list[StabilityResult], json: bool) -> None:

@@ -93,6 +93,10 @@ def evaluate(
     whole_model: Annotated[
         bool, typer.Option("--whole-model", help="Time whole decode steps too, random weights (speed of a profile).")
     ] = False,
+    groups: Annotated[
+        str,
+        typer.Option("--groups", help="Head groups: heads (fused kernels), all, or a number (speed of a profile)."),
+    ] = "heads",
     device: DeviceOption = "cpu",
     device_map: DeviceMapOption = "none",
     dtype: DtypeOption = "auto",
@@ -124,7 +128,7 @@ def evaluate(
     if task == "speed" and profile is not None and model is None:
         run_speed_of_geometry(
             Run(run), profile, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch,
-            repeats=repeats, whole=whole_model,
+            repeats=repeats, whole=whole_model, groups=groups,
         )  # fmt: skip
         return
     source, _ = find_source(model, profile)

@@ -57,9 +57,12 @@ def run_speed(
 
 def run_speed_of_geometry(
     run: Run, profile: str, budgets: list[float] | None, options: EvalOptions, json: bool, *,
-    contexts: list[int] | None, batches: list[int] | None, repeats: int, whole: bool,
+    contexts: list[int] | None, batches: list[int] | None, repeats: int, whole: bool, groups: str,
 ) -> None:  # fmt: skip
-    """``--task speed`` with a profile and no model: the fused kernels; raises `UsageError` without one --budget."""
+    """``--task speed`` with a profile and no model: the fused kernels, or with --groups the packed cache.
+
+    Raises `UsageError` without one --budget, or for head groups that the profile cannot have.
+    """
     from aatc_cli.errors import UsageError
     from aatc_cli.printing import print_speed
     from aatc_cli.profiles import load_model_profile
@@ -68,8 +71,26 @@ def run_speed_of_geometry(
     if budgets is None or len(budgets) != 1:
         raise UsageError("speed of a profile needs one budget", "add --budget 2, or measure a plan with --model")
     sizes = [(context, batch) for context in contexts or [8192] for batch in batches or [1]]
-    found = measure_geometry(run, load_model_profile(profile), budgets[0], sizes, repeats, options, whole=whole)
+    chosen = load_model_profile(profile)
+    count = head_groups_of(groups, chosen.geometry.kv_heads)
+    if whole and count is not None:
+        raise UsageError("whole decode steps are timed with the fused cache", "leave out --groups or --whole-model")
+    found = measure_geometry(run, chosen, budgets[0], sizes, repeats, options, whole=whole, groups=count)
     print_speed([found], json)
+
+
+def head_groups_of(groups: str, kv_heads: int) -> int | None:
+    """--groups as a number of head groups: None for heads (fused kernels), 1 for all; raises `UsageError`."""
+    from aatc_cli.errors import UsageError
+
+    if groups == "heads":
+        return None
+    count = 1 if groups == "all" else int(groups) if groups.isascii() and groups.isdigit() else 0
+    if not count or kv_heads % count:
+        raise UsageError(
+            f"{kv_heads} kv heads do not make {groups} head groups", "give --groups heads, all, or a divisor"
+        )
+    return count
 
 
 def only_batch(batches: list[int] | None) -> int:

@@ -97,7 +97,8 @@ class PackedBench:
         values = self._rows("v", self.store.sink_values, recent_values)[0]
         query = torch.unflatten(self.query[-1, :, 0].to(torch.float64), 0, (self.geometry.kv_heads, -1))
         weights = (query @ keys.transpose(1, 2) * self.geometry.head_dim**-0.5).softmax(-1)
-        return (weights @ values).flatten(0, 1)
+        out: Tensor = (weights @ values).flatten(0, 1)
+        return out
 
     def _rows(self, side: Side, sinks: Tensor, recent: Tensor) -> Tensor:
         """Vectors [1, H, T, D] of the last sequence."""

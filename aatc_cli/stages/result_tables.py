@@ -67,23 +67,46 @@ def _megabytes(count: int | None) -> str:
 def speed_table(results: Sequence[SpeedResult]) -> Rows:
     """Times beside the model's own cache, with the spread over repeats; on a CPU ratios alone."""
     first = results[0]
-    columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats", "milliseconds"]
-    if any(row.bound_milliseconds for result in results for row in result.rows):
-        columns.append("its bytes at the rate of the reference, ms")
+    columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats"]
+    timed = ["milliseconds", "its bytes at the rate of the reference, ms", "roof: bytes, ms", "unpacking, ms"]
+    timed += ["keys, ms"]
+    rows = []
+    for result in results:
+        for row in result.rows:
+            bounds = (row.bound_milliseconds, row.roof_bytes_milliseconds, row.roof_unpack_milliseconds,
+                      row.roof_keys_milliseconds)  # fmt: skip
+            rows.append([
+                result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
+                f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
+                f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
+                *("" if bound is None else f"{bound:.4g}" for bound in bounds),
+            ])  # fmt: skip
+    if first.absolute:
+        columns += timed
+    else:
+        rows = [row[: len(columns)] for row in rows if row[4] != REFERENCE]
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    where = "" if first.absolute else f", {first.threads} threads: only ratios mean anything on a CPU"
+    title = f"speed of {first.model} on {first.device}, median of {first.repeats}{where}"
+    return Rows(title, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+
+
+def speed_memory_table(results: Sequence[SpeedResult]) -> Rows:
+    """Device memory of whole decode steps, in MB, beside weights and the byte law."""
+    columns = ["plan", "context", "batch", "cache", "peak", "weights", "byte law", "live", "static", "buffers"]
+    columns += ["peak / (weights + law)"]
     rows = [
         [
-            result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
-            f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
-            f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
-            *([f"{row.bound_milliseconds:.4g}"] if row.bound_milliseconds else []),
+            result.method, f"{row.context:,}", str(row.batch), row.backend, *(
+                _megabytes(count)
+                for count in (row.peak_bytes, row.weight_bytes, row.law_bytes, row.live_bytes, row.static_bytes,
+                              row.buffer_bytes)
+            ), f"{row.ratio:.4g}",
         ]
         for result in results
-        for row in result.rows
+        for row in result.memory
     ]  # fmt: skip
-    if not first.absolute:
-        columns, rows = columns[:-1], [row[:-1] for row in rows if row[4] != REFERENCE]
-    where = "" if first.absolute else f", {first.threads} threads: only ratios mean anything on a CPU"
-    return Rows(f"speed of {first.model} on {first.device}, median of {first.repeats}{where}", columns, rows)
+    return Rows(f"memory in MB of decoding with {results[0].model} on {results[0].device}", columns, rows)
 
 
 def benchmark_table(results: Sequence[BenchmarkResult]) -> Rows:

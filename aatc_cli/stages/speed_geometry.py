@@ -1,131 +1,208 @@
-"""eval --task speed of a profile alone: the fused kernels on a model of its shape with random contents, on a GPU."""
+"""eval --task speed with a profile and no model: the caches of a geometry, with random contents, on a GPU."""
 
 from __future__ import annotations
 
-import gc
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.console import progress, say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import write_evaluation
-from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
+from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
-from aatc_cli.runtime.fused import FusedLayer, FusedSpec
 from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench, Timing, sdpa_timings
-from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
-from aatc_cli.runtime.kernels.model_bench import InPlaceState, decode_timing, full_state
-from aatc_cli.runtime.kernels.synthetic import synthetic_encode, synthetic_tables
-from aatc_cli.runtime.kernels.tables import fast_pairs
+from aatc_cli.runtime.kernels.float8_bench import BACKEND as FLOAT8
+from aatc_cli.runtime.kernels.float8_bench import FLOAT8_BOUND, float8_timing
+from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.peers import peer_timings
+from aatc_cli.runtime.kernels.rates import device_rates
+from aatc_cli.runtime.kernels.roofline import DeviceRates, Roofline, TileWork
+from aatc_cli.runtime.packed_bench import PACKED_BOUND, PackedBench
 from aatc_cli.stages.files import Run
+from aatc_cli.stages.speed_whole import fused_steps, synthetic_spec, uncompressed_steps
 from aatc_cli.stages.subjects import EvalOptions, device_name
 from aatc_cli.stages.versions import versions
 
 # rotary base of Llama 3.1: it decides how many pairs are reconstructed
 _THETA = 500_000.0
-_WINDOW = Window(sinks=4, recent=128, flush=64)
-# tokens a cache has room for beside those it is filled with
-_ROOM = 64
+_FUSED_WINDOW = Window(sinks=4, recent=128, flush=64)
+_PACKED_WINDOW = Window()
+
+Size = tuple[int, int]
+Part = Literal["attention", "decode"]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Times of our attention at one size, its error to the twin and what that may be, and what its work takes alone."""
+
+    timing: Timing
+    error: float
+    bound: float
+    roof: Roofline | None = None
+
+
+@dataclass
+class Findings:
+    """What a result is made of."""
+
+    rows: list[SpeedRow] = field(default_factory=list)
+    checks: list[SpeedCheck] = field(default_factory=list)
+    memory: list[SpeedMemory] = field(default_factory=list)
+    configurations: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def measure_geometry(
-    run: Run, profile: ModelProfile, bits: float, sizes: list[tuple[int, int]], repeats: int, options: EvalOptions,
-    *, whole: bool,
+    run: Run, profile: ModelProfile, bits: float, sizes: list[Size], repeats: int, options: EvalOptions,
+    *, whole: bool, groups: int | None = None,
 ) -> SpeedResult:  # fmt: skip
     """Time one layer's decode attention, and with ``whole`` a model's decode step, at every (context, batch).
 
-    The reference is the fastest attention torch has on a bfloat16 cache in place. Raises `AatcError` without a GPU or
-    CuPy, or when the fused output is not the twin's: then nothing is written.
+    The cache is the fused one, or with ``groups`` the packed one with as many head groups on each side. The reference
+    is the fastest attention on a bfloat16 cache in place. Raises `AatcError` without a GPU (or, for the fused cache,
+    CuPy), or when the output is not the twin's: then nothing is written.
     """
-    if not options.device.startswith("cuda") or not fused_available():
-        raise AatcError("the fused kernels are timed on a CUDA device with CuPy", "give --device cuda, or name a model")
+    if not options.device.startswith("cuda"):
+        raise AatcError("a geometry is timed on a CUDA device", "give --device cuda, or name a model")
+    if groups is None and not fused_available():
+        raise AatcError(
+            "the fused kernels are timed on a CUDA device with CuPy", "pip install 'aatc[cuda]', or give --groups all"
+        )
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
-    rows: list[SpeedRow] = []
-    checks: list[SpeedCheck] = []
-    with progress("eval speed", len(sizes) * (1 + whole)) as ticker:
-        for context, batch in sizes:
-            bench = FusedBench.of(geometry, _WINDOW, bits, _THETA, batch, context, device)
-            timing, error = bench.measure(repeats)
-            if not error <= CHECK_BOUND:
-                raise AatcError(
-                    f"fused attention at {context} tokens is {error:.3g} from its twin, more than {CHECK_BOUND:g}; "
-                    "no time is reported",
-                    "report this with the device and the versions of torch and CuPy",
-                )
-            checks.append(SpeedCheck(context=context, batch=batch, backend="fused", error=error, bound=CHECK_BOUND))
-            theirs = sdpa_timings(geometry, batch, context, repeats, device)
-            rows += _rows("attention", context, batch, theirs, timing)
+    found, rates = Findings(), device_rates(device) if groups is None else None
+    with progress("eval speed", len(sizes) * (1 + 2 * whole)) as ticker:
+        for size in sizes:
+            if groups is None:
+                ours = _fused(geometry, bits, size, repeats, device, rates)
+            else:
+                ours = _packed(geometry, groups, bits, size, repeats, device)
+            _attention(found, ours, geometry, size, repeats, device)
             ticker.advance()
         if whole:
-            model = random_llama(geometry, profile.context, _THETA, device, torch.bfloat16)
-            spec = synthetic_spec(geometry, bits, device)
-            for context, batch in sizes:
-                rows += _whole(model, spec, geometry, context, batch, repeats)
-                ticker.advance()
+            _whole(found, profile, bits, sizes, repeats, device, ticker.advance)
+    for place, reason in found.left_out.items():
+        say(f"eval: {place} is left out: {reason}")
     result = SpeedResult(
-        recipe="synthetic", budget=f"{bits:g}", model=profile.name, bits=bits, seconds=time.perf_counter() - began,
-        device=device_name(options.device), dtype="bfloat16", versions=versions(), synthetic=True, absolute=True,
-        threads=torch.get_num_threads(), repeats=repeats, steps=1, rows=rows, checks=checks,
+        recipe="synthetic" if groups is None else f"synthetic-groups-{groups}", budget=f"{bits:g}", model=profile.name,
+        bits=bits, seconds=time.perf_counter() - began, device=device_name(options.device), dtype="bfloat16",
+        versions=versions(), synthetic=True, absolute=True, threads=torch.get_num_threads(), repeats=repeats, steps=1,
+        rows=found.rows, checks=found.checks, groups=groups, rates=_rates(rates), memory=found.memory,
+        configurations=found.configurations, left_out=found.left_out,
     )  # fmt: skip
     say(f"eval: speed of {profile.name} -> {write_evaluation(run.evals, result)}")
     return result
 
 
-def synthetic_spec(geometry: Geometry, bits: float, device: torch.device) -> FusedSpec:
-    """A fused cache's static part with random tables, a seed for every layer."""
-    steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
-    frequencies = _THETA**-steps
-    layers = []
-    for layer in range(geometry.layers):
-        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer, hopper=on_hopper(device))
-        layers.append(FusedLayer({}, tables, synthetic_encode(tables, geometry, seed=layer)))
-    return FusedSpec(
-        tuple(layers), _WINDOW, torch.bfloat16, geometry.heads, geometry.kv_heads, geometry.head_dim,
-        frequencies.to(torch.float32), geometry.head_dim**-0.5,
-    )  # fmt: skip
+def _rates(rates: DeviceRates | None) -> SpeedRates | None:
+    if rates is None:
+        return None
+    return SpeedRates(
+        read_bytes=rates.bytes, integer_instructions=rates.instructions, float8_multiply_adds=rates.multiply_adds
+    )
+
+
+def _fused(
+    geometry: Geometry, bits: float, size: Size, repeats: int, device: torch.device, rates: DeviceRates | None
+) -> Ours:
+    context, batch = size
+    bench = FusedBench.of(geometry, _FUSED_WINDOW, bits, _THETA, batch, context, device)
+    timing, error = bench.measure(repeats)
+    roof = None
+    if rates is not None:
+        roof = Roofline.of(TileWork.of(bench.tables), batch * bench.tiles, timing.bytes_moved, rates)
+    return Ours(timing, error, CHECK_BOUND, roof)
+
+
+def _packed(geometry: Geometry, groups: int, bits: float, size: Size, repeats: int, device: torch.device) -> Ours:
+    context, batch = size
+    bench = PackedBench.of(geometry, _PACKED_WINDOW, groups, bits, _THETA, batch, context, device)
+    return Ours(*bench.measure(repeats), PACKED_BOUND)
+
+
+def _attention(found: Findings, ours: Ours, geometry: Geometry, size: Size, repeats: int, device: torch.device) -> None:
+    """Rows of one size: the references, the float8 baseline and ours; raises `AatcError` where ours is wrong."""
+    context, batch = size
+    name = ours.timing.backend
+    if not ours.error <= ours.bound:
+        raise AatcError(
+            f"{name} attention at {context} tokens is {ours.error:.3g} from its twin, more than {ours.bound:g}; "
+            "no time is reported",
+            "report this with the device and the versions of torch and CuPy",
+        )
+    torch.cuda.empty_cache()
+    checks = [(name, ours.error, ours.bound)]
+    peers, missing = peer_timings(geometry, batch, context, repeats, device)
+    references = [*sdpa_timings(geometry, batch, context, repeats, device), *peers]
+    float8 = float8_timing(geometry, batch, context, repeats, device)
+    others = []
+    if isinstance(float8, str):
+        missing[FLOAT8] = float8
+    else:
+        timing, error, launched = float8
+        others.append(timing)
+        checks.append((FLOAT8, error, FLOAT8_BOUND))
+        found.configurations[place_of(FLOAT8, size)] = launched
+    found.left_out |= {place_of(backend, size): reason for backend, reason in missing.items()}
+    found.checks += [
+        SpeedCheck(context=context, batch=batch, backend=backend, error=error, bound=bound)
+        for backend, error, bound in checks
+    ]
+    found.rows += speed_rows("attention", size, references, [*others, ours.timing], ours.roof)
+
+
+def place_of(backend: str, size: Size) -> str:
+    """A backend at one (context, batch), for people."""
+    return f"{backend} at {size[1]} x {size[0]}"
 
 
 def _whole(
-    model: object, spec: FusedSpec, geometry: Geometry, context: int, batch: int, repeats: int
-) -> list[SpeedRow]:
-    fused = decode_timing(model, full_state(spec, batch, context, _ROOM), batch, repeats)
-    # a hosted cache and its layers point at each other: only a collection frees its tensors
-    gc.collect()
-    torch.cuda.empty_cache()
-    theirs: list[Timing] = []
-    try:
-        state = InPlaceState(geometry, batch, context, SDPBackend.FLASH_ATTENTION, spec.frequencies.to(torch.bfloat16))
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            state.backend = backend
-            theirs.append(decode_timing(model, state, batch, repeats))
-    except torch.cuda.OutOfMemoryError:
-        say(f"eval: the uncompressed cache of {batch} x {context} tokens does not fit this device")
-    return _rows("decode", context, batch, theirs, fused)
+    found: Findings, profile: ModelProfile, bits: float, sizes: list[Size], repeats: int, device: torch.device,
+    advance: Callable[[], None],
+) -> None:  # fmt: skip
+    """Decode steps of all sizes; the uncompressed ones first, while no table of the fused cache takes memory."""
+    geometry, dtype = profile.geometry, torch.bfloat16
+    model = random_llama(geometry, profile.context, _THETA, device, dtype)
+    theirs = []
+    for context, batch in sizes:
+        theirs.append(uncompressed_steps(model, geometry, context, batch, repeats, device))
+        advance()
+    spec = synthetic_spec(geometry, _FUSED_WINDOW, bits, _THETA, device, dtype)
+    for size, (timings, memory) in zip(sizes, theirs, strict=True):
+        ours, mine = fused_steps(model, spec, geometry, *size, repeats)
+        found.rows += speed_rows("decode", size, timings, [ours])
+        found.memory += [*memory, mine]
+        advance()
 
 
-def _rows(
-    part: Literal["attention", "decode"], context: int, batch: int, theirs: list[Timing], ours: Timing
+def speed_rows(
+    part: Part, size: Size, references: Sequence[Timing], others: Sequence[Timing], roof: Roofline | None = None
 ) -> list[SpeedRow]:
-    """A row per backend; ratios are to the fastest of torch's, or to our own where none of them ran."""
-    fastest = min(theirs, key=lambda timing: median(timing.seconds), default=ours)
+    """A row per backend, ours last with the ``roof``; ratios are to the fastest reference, or to ours without any."""
+    fastest = min(references, key=lambda timing: median(timing.seconds), default=others[-1])
     best = median(fastest.seconds)
     rows = []
     alone = part == "attention"
-    for timing in [*theirs, ours]:
+    for timing in [*references, *others]:
         middle, low, high = median(timing.seconds), min(timing.seconds), max(timing.seconds)
+        mine = roof if timing is others[-1] else None
         rows.append(
             SpeedRow(
-                part=part, context=context, batch=batch, backend=timing.backend, milliseconds=1e3 * middle,
+                part=part, context=size[0], batch=size[1], backend=timing.backend, milliseconds=1e3 * middle,
                 milliseconds_low=1e3 * low, milliseconds_high=1e3 * high, ratio=middle / best, ratio_low=low / best,
                 ratio_high=high / best, bytes_moved=timing.bytes_moved,
                 gigabytes_per_second=timing.bytes_moved / middle / 1e9 if alone else None,
                 bound_milliseconds=1e3 * timing.bytes_moved / fastest.bytes_moved * best if alone else None,
+                roof_bytes_milliseconds=1e3 * mine.bytes if mine else None,
+                roof_unpack_milliseconds=1e3 * mine.unpack if mine else None,
+                roof_keys_milliseconds=1e3 * mine.keys if mine else None,
             )
         )  # fmt: skip
     return rows
