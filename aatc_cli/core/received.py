@@ -20,12 +20,16 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
+from aatc_cli.core.tensor_cores import wide_products
 
 _OCTAVES = (-24, 8)
 _ROOT_TWO = 1.4142135623730951  # a constant, so that thresholds do not depend on a machine's exp2
 BINS = 2 * (_OCTAVES[1] - _OCTAVES[0])
 PROBES = 4
+_HOST = torch.device("cpu")
+# queries of a tile, and attention weights that a GPU may hold at once
 _TILE = 64
+_WEIGHTS = 1 << 26
 
 
 def watched_lags(window: Window) -> tuple[int, int]:
@@ -38,11 +42,11 @@ def watched_lags(window: Window) -> tuple[int, int]:
     return last // 2, last
 
 
-@lru_cache(maxsize=1)
-def bin_edges() -> Tensor:
+@lru_cache(maxsize=8)
+def bin_edges(device: torch.device = _HOST) -> Tensor:
     """Edges between the bins of r, rising: float64 [BINS - 1], two to an octave. A bin holds its lower edge."""
     steps = np.arange(1, BINS)
-    return torch.from_numpy(np.ldexp(np.array((1.0, _ROOT_TWO))[steps % 2], _OCTAVES[0] + steps // 2))
+    return torch.from_numpy(np.ldexp(np.array((1.0, _ROOT_TWO))[steps % 2], _OCTAVES[0] + steps // 2)).to(device)
 
 
 def received_attention(
@@ -56,15 +60,25 @@ def received_attention(
     batch, length = query.shape[0], query.shape[2]
     total = torch.zeros(batch, length, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device)
     places = torch.arange(length, device=query.device)
-    for start in range(0, length, _TILE):
-        end = min(start + _TILE, length)
+    first, last = watched_lags(window)
+    tile = _tile(query)
+    for start in range(0, length, tile):
+        end = min(start + tile, length)
         lag = places[start:end, None] - places[:end]
         allowed = (lag >= 0) if sliding is None else (lag >= 0) & (lag < sliding)
-        weights = attention_weights(
-            query[:, :, start:end], keys[:, :, :end], allowed, scaling, sinks=sinks, softcap=softcap
-        )
-        total[:, :end] += received_of(weights, lag, window)
+        with wide_products(query):
+            weights = attention_weights(
+                query[:, :, start:end], keys[:, :, :end], allowed, scaling, sinks=sinks, softcap=softcap
+            )
+        band = slice(max(start - last, 0), max(end - first, 0))
+        total[:, band] += received_of(weights[..., band], lag[:, band], window)
     return total
+
+
+def _tile(query: Tensor) -> int:
+    """Queries at a time: few on a CPU, whose caches are small; a GPU waits for every launch, so more of them."""
+    batch, heads, length, _ = query.shape
+    return _TILE if query.device.type == "cpu" else max(_TILE, min(4 * _TILE, _WEIGHTS // (batch * heads * length)))
 
 
 def received_of(weights: Tensor, lag: Tensor, window: Window) -> Tensor:
@@ -74,25 +88,26 @@ def received_of(weights: Tensor, lag: Tensor, window: Window) -> Tensor:
     return (weights.square().sum(1) * watched).sum(1)
 
 
-@lru_cache(maxsize=8)
-def probes(channels: int) -> Tensor:
+@lru_cache(maxsize=32)
+def probes(channels: int, device: torch.device = _HOST) -> Tensor:
     """The signs z: [C, PROBES] of 1 and -1, float64; a function of C alone."""
     generator = torch.Generator().manual_seed(channels)
-    return torch.randint(0, 2, (channels, PROBES), generator=generator).to(torch.float64) * 2 - 1
+    return (torch.randint(0, 2, (channels, PROBES), generator=generator).to(torch.float64) * 2 - 1).to(device)
 
 
 def received_bins(received: Tensor) -> Tensor:
     """Bins of r: int64, the shape of ``received``."""
-    return torch.bucketize(received.to(torch.float64), bin_edges().to(received.device), right=True)
+    return torch.bucketize(received.to(torch.float64), bin_edges(received.device), right=True)
 
 
 def probe_sums(bins: Tensor, gradients: Tensor) -> Tensor:
     """Sum of g^T g z^T over the tokens of every bin: float64 [BINS, C, PROBES]. bins [N], gradients [N, C]."""
     g = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-    signs = probes(g.shape[1]).to(g)
-    member = torch.nn.functional.one_hot(bins, BINS).to(g.dtype).T
-    parts = [member @ (g * (g @ signs[:, probe, None])) for probe in range(PROBES)]
-    return torch.stack(parts, -1).to(torch.float64)
+    weights = torch.zeros(g.shape[0], BINS, PROBES, dtype=g.dtype, device=g.device)
+    products = (g @ probes(g.shape[1], g.device).to(g.dtype))[:, None]
+    weights.scatter_(1, bins[:, None, None].expand(-1, 1, PROBES), products)
+    # one product with the gradients for all bins and signs
+    return (weights.flatten(1).T @ g).view(BINS, PROBES, -1).transpose(1, 2).to(torch.float64)
 
 
 def bin_costs(sums: Tensor, metric: Tensor) -> Tensor:
@@ -102,6 +117,6 @@ def bin_costs(sums: Tensor, metric: Tensor) -> Tensor:
     """
     channels = metric.shape[0]
     damping = 1e-4 * metric.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-    damped = (metric + metric.T) / 2 + damping * torch.eye(channels, dtype=metric.dtype)
-    solved = torch.linalg.solve(damped, probes(channels))
+    damped = (metric + metric.T) / 2 + damping * torch.eye(channels, dtype=metric.dtype, device=metric.device)
+    solved = torch.linalg.solve(damped, probes(channels, metric.device))
     return torch.einsum("cp,bcp->b", solved, sums) / PROBES

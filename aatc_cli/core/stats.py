@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 from aatc_cli.config import Geometry
 from aatc_cli.core import Side
 from aatc_cli.core.received import BINS, PROBES, probe_sums, received_bins
+from aatc_cli.core.tensor_cores import wide_products
+
+# parts of the tokens in which the products of queries are summed apart, where they divide them
+_PARTS = 4
 
 
 @dataclass
@@ -68,20 +73,33 @@ class LayerStats:
         )  # fmt: skip
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
-        """Add N tokens: ``q`` [N, H * G, D], ``k`` and ``v`` [N, C]; keep the rows named by ``sample`` (indices)."""
-        k64, v64 = k.to(torch.float64), v.to(torch.float64)
-        self.k_outer += k64.T @ k64
-        self.v_outer += v64.T @ v64
-        self.k_sum += k64.sum(0)
-        self.v_sum += v64.sum(0)
+        """Add N tokens: ``q`` [..., H * G, D], ``k`` and ``v`` [..., C]; keep the rows named by ``sample`` (indices).
+
+        The dimensions in front hold N together. Factors and sums are float64. Keys and values are one batch of two
+        products, and queries one of a product per query head and part of the tokens, so that a GPU is filled.
+        """
         heads, dim = self.q_outer.shape[:2]
-        by_head = q.to(torch.float64).reshape(q.shape[0], heads, -1, dim).permute(1, 0, 2, 3).reshape(heads, -1, dim)
-        self.q_outer += by_head.transpose(1, 2) @ by_head
-        self.count += k.shape[0]
+        count, channels = k.shape[:-1].numel(), k.shape[-1]
+        pair = torch.empty(2, count, channels, dtype=torch.float64, device=k.device)
+        for place, (rows, total) in enumerate(((k, self.k_sum), (v, self.v_sum))):
+            pair[place].view(k.shape).copy_(rows)
+            total += pair[place].sum(0)
+        outer = pair.mT @ pair
+        self.k_outer += outer[0]
+        self.v_outer += outer[1]
+        by_head = torch.empty(q.shape[-2], count, dim, dtype=torch.float64, device=q.device)
+        by_head.view(q.shape[-2], *q.shape[:-2], dim).copy_(q.movedim(-2, 0))
+        parts = by_head.view(-1, count // math.gcd(count, _PARTS), dim)
+        self.q_outer += (parts.mT @ parts).view(heads, -1, dim, dim).sum(1)
+        self.count += count
         end = self.filled + sample.numel()
-        self.k_rows[self.filled : end] = k[sample].to(torch.float32)
-        self.v_rows[self.filled : end] = v[sample].to(torch.float32)
+        self.k_rows[self.filled : end] = pair[0][sample]
+        self.v_rows[self.filled : end] = pair[1][sample]
         self.filled = end
+
+    def to(self, device: torch.device | str) -> LayerStats:
+        """The same sums and rows on ``device``."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in self.TENSORS})
 
     def loss_metric(self, side: Side) -> Tensor:
         """M of one side [C, C]: what noise d in every cached vector costs is d M d^T / 2 nats per position."""
@@ -94,13 +112,17 @@ class LayerStats:
         """
         g = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
         total = self.k_fisher if side == "k" else self.v_fisher
-        total += g.T @ g
+        with wide_products(gradients):
+            total += g.T @ g
 
     def add_received(self, side: Side, received: Tensor, gradients: Tensor) -> None:
         """Add the loss gradients [N, C] of one side by the attention the tokens received [N]; keys count the tokens."""
         bins = received_bins(received)
         if side == "k":
-            self.received += torch.bincount(bins, minlength=BINS)
+            # bincount would wait for the device
+            self.received += torch.zeros_like(self.received).scatter_add_(
+                0, bins, torch.ones_like(bins).to(self.received)
+            )
         total = self.k_probes if side == "k" else self.v_probes
         total += probe_sums(bins, gradients)
 

@@ -25,7 +25,7 @@ _AS_NEAR = 1e-6
 
 @dataclass(frozen=True)
 class GroupTransform:
-    """Transform of one head group. encode, decode [E, E]: h = k @ encode, k = h @ decode. singular [E]: S."""
+    """Transforms of head groups. encode, decode [..., E, E]: h = k @ encode, k = h @ decode. singular [..., E]: S."""
 
     encode: Tensor
     decode: Tensor
@@ -33,41 +33,60 @@ class GroupTransform:
 
 
 def whitening(moment: Tensor) -> GroupTransform:
-    """The paper's transform from the second moment ``moment`` [E, E] = K^T K / N (Eq. AB-factorization).
+    """The paper's transform from the second moment ``moment`` = K^T K / N (Eq. AB-factorization): [E, E] or [G, E, E].
 
     Columns are ordered by falling singular value and are canonical (`canonical_basis`), so the result does not depend
     on the solver's choice. A direction the calibration never excited has S = 0: it keeps a unit scale, so that encode
     and decode stay finite and inverse of each other.
     """
     moment = moment.to(torch.float64)
-    values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
-    values = values.flip(0)
-    alive = values > _DEAD * values[0].clamp_min(torch.finfo(torch.float64).tiny)
+    values, vectors = _falling((moment + moment.mT) / 2)
+    alive = values > _DEAD * values[..., :1].clamp_min(torch.finfo(torch.float64).tiny)
     values = torch.where(alive, values.clamp_min(0), torch.zeros_like(values))
-    vectors, singular = canonical_basis(values, vectors.flip(1)), values.sqrt()
+    vectors, singular = canonical_basis(values, vectors), values.sqrt()
     root = torch.where(alive, singular, torch.ones_like(singular)).sqrt()
-    return GroupTransform(encode=vectors / root, decode=root[:, None] * vectors.T, singular=singular)
+    return GroupTransform(vectors / root[..., None, :], root[..., :, None] * vectors.mT, singular)
 
 
 def loss_metric(moment: Tensor, fisher: Tensor, damping: float = 1e-4) -> GroupTransform:
     """The transform that makes a loss metric the identity and the channels uncorrelated (loss-aware KLT).
 
-    ``fisher`` [E, E] is M, the second moment of the loss gradient at the cached vectors: to second order noise d costs
-    1/2 d^T M d. With M^(1/2) Sigma M^(1/2) = U diag(e) U^T, encode is M^(1/2) U and decode its inverse U^T M^(-1/2);
-    squared error in these coordinates is then the loss itself, and e are their second moments. M is damped by
-    ``damping`` times its mean diagonal, so that directions the sample never probed keep a small price.
-    ``singular`` is e, falling.
+    ``fisher`` is M, the second moment of the loss gradient at the cached vectors: to second order noise d costs
+    1/2 d^T M d. With M = L L^T (Cholesky) and L^T Sigma L = U diag(e) U^T, encode is L U and decode its inverse
+    U^T L^-1; squared error in these coordinates is then the loss itself, and e are their second moments. M is damped by
+    ``damping`` times its mean diagonal, so that directions the sample never probed keep a small price. ``singular`` is
+    e, falling. Both matrices are [E, E] or [G, E, E].
     """
-    moment, fisher = moment.to(torch.float64), fisher.to(torch.float64)
-    values, vectors = torch.linalg.eigh((fisher + fisher.T) / 2)
-    floor = damping * values.mean().clamp_min(torch.finfo(torch.float64).tiny)
-    values = values.clamp_min(0) + floor
-    root = (vectors * values.sqrt()) @ vectors.T
-    inverse = (vectors / values.sqrt()) @ vectors.T
-    energies, basis = torch.linalg.eigh(root @ ((moment + moment.T) / 2) @ root)
-    energies = energies.flip(0).clamp_min(0)
-    basis = canonical_basis(energies, basis.flip(1))
-    return GroupTransform(encode=root @ basis, decode=basis.T @ inverse, singular=energies)
+    moment = moment.to(torch.float64)
+    factor = _damped_factor(fisher.to(torch.float64), damping)
+    energies, basis = _falling(factor.mT @ ((moment + moment.mT) / 2) @ factor)
+    energies = energies.clamp_min(0)
+    basis = canonical_basis(energies, basis)
+    decode = torch.linalg.solve_triangular(factor, basis.mT, upper=False, left=False)
+    return GroupTransform(factor @ basis, decode, energies)
+
+
+def _damped_factor(metric: Tensor, damping: float) -> Tensor:
+    """The Cholesky factor L of a damped metric [..., E, E]; what rounding left below zero in it counts as zero."""
+    metric = (metric + metric.mT) / 2
+    mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    floor = (damping * mean)[..., None, None] * torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
+    factor, failed = torch.linalg.cholesky_ex(metric + floor)
+    if not bool(failed.any()):
+        return factor
+    values, vectors = torch.linalg.eigh(metric)
+    return torch.linalg.cholesky((vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT + floor)
+
+
+def eigenbasis(moment: Tensor) -> Tensor:
+    """Canonical eigenvectors [..., E, E] of second moments in falling order of their eigenvalues, as columns."""
+    return canonical_basis(*_falling((moment + moment.mT) / 2))
+
+
+def _falling(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first, and eigenvectors as columns of [..., E, E]."""
+    values, vectors = torch.linalg.eigh(symmetric)
+    return values.flip(-1), vectors.flip(-1)
 
 
 def identity(size: int) -> GroupTransform:
@@ -77,18 +96,22 @@ def identity(size: int) -> GroupTransform:
 
 
 def canonical_basis(values: Tensor, vectors: Tensor) -> Tensor:
-    """Eigenvectors [E, E] (columns) of eigenvalues [E], falling, as functions of the eigenspaces alone.
+    """Eigenvectors (columns) of eigenvalues [E] or [G, E], falling, as functions of the eigenspaces alone.
 
     Single ones have their signs fixed (`canonical_signs`). Of eigenvalues that float64 cannot tell apart only the space
     is determined: its basis is made of the coordinate axes nearest to it, one after another, each projected onto what
     is left of the space and brought to length one (a Cholesky factor of the projector, with pivots).
     """
     vectors = canonical_signs(vectors)
-    apart = values[:-1] - values[1:] > _EQUAL * values.abs().max()
-    ends = [int(place) + 1 for place in apart.nonzero()]
-    for start, stop in pairwise([0, *ends, values.numel()]):
-        if stop - start > 1:
-            vectors[:, start:stop] = canonical_signs(_axes_in(vectors[:, start:stop]))
+    apart = values[..., :-1] - values[..., 1:] > _EQUAL * values.abs().amax(-1, keepdim=True)
+    # the device is looked at once, not for every eigenvalue
+    gaps = apart.tolist()
+    pairs = zip(vectors, gaps, strict=True) if vectors.dim() == 3 else [(vectors, gaps)]
+    for basis, row in pairs:
+        ends = [place for place, gap in enumerate(row, start=1) if gap]
+        for start, stop in pairwise([0, *ends, values.shape[-1]]):
+            if stop - start > 1:
+                basis[:, start:stop] = canonical_signs(_axes_in(basis[:, start:stop]))
     return vectors
 
 
@@ -97,16 +120,18 @@ def _axes_in(space: Tensor) -> Tensor:
     rest, directions = space.clone(), []
     for _ in range(space.shape[1]):
         nearness = rest.square().sum(1)
-        axis = int((nearness >= (1 - _AS_NEAR) * nearness.max()).nonzero()[0])
-        direction = rest[axis] / rest[axis].norm()
+        # argmax takes the first of equals; the index stays on the device
+        axis = (nearness >= (1 - _AS_NEAR) * nearness.max()).to(torch.int32).argmax()
+        row = rest.index_select(0, axis[None])[0]
+        direction = row / row.norm()
         rest = rest - torch.outer(rest @ direction, direction)
         directions.append(direction)
     return space @ torch.stack(directions, 1)
 
 
 def canonical_signs(vectors: Tensor) -> Tensor:
-    """Flip each column of ``vectors`` so that its component of largest magnitude is positive (first one on ties)."""
-    picked = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    """Flip columns of ``vectors`` [..., E, k] so that their largest component (the first of equals) is positive."""
+    picked = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
     return vectors * torch.where(picked < 0, -1.0, 1.0)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aatc_cli.core.transform import encode as encode_latents
-
 # below this share of what a channel would have without cancellation, its variance is float32 rounding (2^-24 squared,
 # with room for sums of many terms)
 _ROUNDING = 2.0**-40
@@ -22,7 +20,8 @@ def quadratic_weights(decode: Tensor, forms: Tensor) -> Tensor:
     heads, dim, _ = forms.shape
     rows = decode.to(torch.float64).reshape(groups, size, heads // groups, dim)
     form = forms.to(torch.float64).reshape(groups, heads // groups, dim, dim)
-    return torch.einsum("gchd,ghde,gche->gc", rows, form, rows).clamp_min(0).flatten()
+    seen = torch.einsum("gchd,ghde->gche", rows, form)
+    return (seen * rows).sum((2, 3)).clamp_min(0).flatten()
 
 
 def shrunk(metric: Tensor, share: float) -> Tensor:
@@ -43,7 +42,7 @@ def fisher_weights(decode: Tensor, fisher: Tensor) -> Tensor:
     groups, size, _ = decode.shape
     blocks = torch.stack([fisher[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
     rows = decode.to(torch.float64)
-    return torch.einsum("gce,gef,gcf->gc", rows, blocks.to(torch.float64), rows).clamp_min(0).flatten()
+    return (rows @ blocks.to(torch.float64)).mul_(rows).sum(-1).clamp_min(0).flatten()
 
 
 def latent_variance(encode: Tensor, moment: Tensor) -> Tensor:
@@ -56,9 +55,10 @@ def latent_variance(encode: Tensor, moment: Tensor) -> Tensor:
     groups, size, _ = encode.shape
     blocks = torch.stack([moment[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
     matrices = encode.to(torch.float64)
-    found = torch.einsum("gec,gef,gfc->gc", matrices, blocks.to(torch.float64), matrices).clamp_min(0)
+    blocks = blocks.to(torch.float64)
+    found = (blocks @ matrices).mul_(matrices).sum(1).clamp_min(0)
     # the same sum if nothing cancelled
-    reach = torch.einsum("gec,ge->gc", matrices.square(), blocks.to(torch.float64).diagonal(dim1=1, dim2=2))
+    reach = (blocks.diagonal(dim1=1, dim2=2)[:, None] @ matrices.square())[:, 0]
     return torch.where(found > _ROUNDING * reach, found, torch.zeros_like(found)).flatten()
 
 
@@ -68,7 +68,24 @@ def channel_scales(encode: Tensor, rows: Tensor, variance: Tensor, percentile: f
     A channel whose percentile is zero though it has variance takes its standard deviation, and a dead one, without
     variance, takes 1, so that no scale is ever zero or rounding alone.
     """
-    latents = encode_latents(rows.to(torch.float64), encode.to(torch.float64)).abs()
-    scales = torch.quantile(latents, percentile / 100.0, dim=0)
+    groups, size, _ = encode.shape
+    by_group = rows.to(torch.float64).T.reshape(groups, size, -1)
+    magnitudes = (encode.to(torch.float64).mT @ by_group).abs_().flatten(0, 1)
+    scales = _percentiles(magnitudes, percentile)
     scales = torch.where(scales > 0, scales, variance.sqrt())
     return torch.where(variance > 0, scales, torch.ones_like(scales))
+
+
+def _percentiles(values: Tensor, percentile: float) -> Tensor:
+    """`torch.quantile` of every row of ``values`` [C, R] -> [C], sorting only what lies beyond it.
+
+    Linear interpolation between order statistics: of R values the percentile lies at place percentile (R - 1) / 100.
+    """
+    count = values.shape[1]
+    place = percentile / 100.0 * (count - 1)
+    below = int(place)
+    # the two order statistics around it end the shorter list of extreme values
+    high = 2 * below >= count - 1
+    extremes = torch.topk(values, count - below if high else below + 2, dim=1, largest=high).values
+    lower, upper = extremes[:, -1], extremes[:, max(-2, -extremes.shape[1])]
+    return torch.lerp(lower, upper, place - below) if high else torch.lerp(upper, lower, place - below)

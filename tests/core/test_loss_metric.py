@@ -76,11 +76,10 @@ def test_scaling_either_matrix_scales_the_energies_alone():
 
 
 def test_signs_are_canonical():
-    """Encode is M^(1/2) U with the largest component of every column of U positive."""
+    """Encode is L U with the largest component of every column of U positive, and L the Cholesky factor of M."""
     moment, fisher = random_form(6), random_form(7)
     found = loss_metric(moment, fisher)
-    values, vectors = torch.linalg.eigh(damped(fisher))
-    basis = (vectors / values.sqrt()) @ vectors.T @ found.encode
+    basis = torch.from_numpy(np.linalg.inv(np.linalg.cholesky(damped(fisher).numpy()))) @ found.encode
     close_to(basis.T @ basis, torch.eye(SIZE, dtype=torch.float64))
     assert (basis.gather(0, basis.abs().argmax(0, keepdim=True)) > 0).all()
 
