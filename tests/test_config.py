@@ -15,7 +15,7 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation, Measurement, Task
-from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
+from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
 from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.profiles import (
@@ -61,6 +61,11 @@ SPEED_ROW = SpeedRow(
     part="decode", context=64, batch=1, backend="torch", milliseconds=1.5, milliseconds_low=1.0, milliseconds_high=2.0,
     ratio=2.5, ratio_low=2.0, ratio_high=3.0,
 )  # fmt: skip
+SPEED_RATES = SpeedRates(read_bytes=4e12, integer_instructions=1.5e13, float8_multiply_adds=7e14)
+SPEED_MEMORY = SpeedMemory(
+    context=64, batch=1, backend="fused", peak_bytes=31, weight_bytes=20, law_bytes=10, live_bytes=10, static_bytes=1,
+    buffer_bytes=0, ratio=31 / 30,
+)  # fmt: skip
 STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
 STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
 METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
@@ -72,6 +77,11 @@ EXAMPLES: list[BaseModel] = [
     CHECK, BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
     MemoryResult(synthetic=True, rows=[MEMORY_ROW], **WHERE),
     SpeedResult(absolute=False, threads=1, repeats=3, steps=16, rows=[SPEED_ROW], checks=[CHECK], **WHERE),
+    SPEED_RATES, SPEED_MEMORY,
+    SpeedResult(
+        absolute=True, threads=1, repeats=3, steps=1, rows=[SPEED_ROW], checks=[CHECK], groups=1, rates=SPEED_RATES,
+        memory=[SPEED_MEMORY], configurations={"a": "b"}, left_out={"c": "d"}, **WHERE,
+    ),
     Window(), Window(sinks=0, recent=16, flush=16), GEOMETRY, MIXTURE, Protection(layers=3, key_extra=0.5),
     Budget(unit="bits", value=0.1), Budget(unit="ratio", value=5.82, context=8192),
     Budget(unit="bytes", value=184e6, context=1), Calibration(rates=MIXTURE),

@@ -25,7 +25,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.schema import DistortionRow, Evaluation
-from aatc_cli.evals.speed import SpeedCheck, SpeedResult, SpeedRow
+from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
 from aatc_cli.stages.preflight import stats_bytes
 
@@ -234,7 +234,7 @@ def test_command_reference_is_current(monkeypatch):
 @pytest.mark.parametrize(
     "model",
     [Manifest, ModelIdentity, Geometry, TextRecord, TensorEntry, Recipe, Protection, Window, Budget, Evaluation,
-     DistortionRow, MemoryResult, MemoryRow, SpeedResult, SpeedRow, SpeedCheck],
+     DistortionRow, MemoryResult, MemoryRow, SpeedResult, SpeedRow, SpeedCheck, SpeedRates, SpeedMemory],
     ids=lambda model: model.__name__,
 )  # fmt: skip
 def test_every_field_on_disk_is_documented(model):
