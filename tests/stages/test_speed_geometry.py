@@ -1,4 +1,4 @@
-"""eval --task speed of a geometry, with stand-ins for a GPU: what is written, what is refused, what memory is counted."""
+"""eval --task speed of a geometry, with stand-ins for a GPU: what is written, refused, and counted as memory."""
 
 from __future__ import annotations
 
