@@ -130,6 +130,7 @@ def whiten(
     shrinkage: Annotated[
         float, typer.Option("--shrinkage", help="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
     ] = 0.1,
+    device: DeviceOption = "cpu",
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -150,7 +151,8 @@ def whiten(
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
     manifest = stage(
         place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
-        key_groups=key_groups, value_groups=value_groups, percentile=percentile, shrinkage=shrinkage, force=force,
+        key_groups=key_groups, value_groups=value_groups, percentile=percentile, shrinkage=shrinkage, device=device,
+        force=force,
     )  # fmt: skip
     print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
 

@@ -71,11 +71,12 @@ def _damped_factor(metric: Tensor, damping: float) -> Tensor:
     metric = (metric + metric.mT) / 2
     mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
     floor = (damping * mean)[..., None, None] * torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(metric + floor)
-    if not bool(failed.any()):
-        return factor
-    values, vectors = torch.linalg.eigh(metric)
-    return torch.linalg.cholesky((vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT + floor)
+    if bool(failed.any()):
+        values, vectors = torch.linalg.eigh(metric)
+        factor = torch.linalg.cholesky((vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT + floor)
+    return factor
 
 
 def eigenbasis(moment: Tensor) -> Tensor:

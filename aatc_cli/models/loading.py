@@ -23,6 +23,7 @@ from aatc_cli.artifact import ModelIdentity, digest_of
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.kept import kept
+from aatc_cli.models.placement import find_device
 
 _CHUNK = 1 << 16
 _CHUNKS = 256
@@ -166,15 +167,7 @@ def leading_device(device: str, *, spread: bool) -> str:
 
 def pick_dtype(device: str, dtype: str) -> torch.dtype:
     """The torch dtype for ``--dtype``; raises `AatcError` for a device that is not there."""
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        wanted = torch.device("meta")
-    if wanted.type not in ("cpu", "cuda"):
-        raise AatcError(f"device {device!r} is neither a CPU nor a CUDA device", "use --device cpu, cuda or cuda:1")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        problem = f"device {device} was asked for, but the CUDA devices that torch sees are {torch.cuda.device_count()}"
-        raise AatcError(problem, "use --device cpu")
+    wanted = find_device(device)
     if dtype == "auto":
         return torch.float32 if wanted.type == "cpu" else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]

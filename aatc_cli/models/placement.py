@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from aatc_cli.errors import AatcError
+
 
 @contextmanager
 def at_hand(module: nn.Module) -> Iterator[None]:
@@ -24,6 +26,20 @@ def at_hand(module: nn.Module) -> Iterator[None]:
 
     with align_module_device(module):
         yield
+
+
+def find_device(name: str) -> torch.device:
+    """The device named by ``--device``; raises `AatcError` for one that is not there."""
+    try:
+        wanted = torch.device(name)
+    except RuntimeError:
+        wanted = torch.device("meta")
+    if wanted.type not in ("cpu", "cuda"):
+        raise AatcError(f"device {name!r} is neither a CPU nor a CUDA device", "use --device cpu, cuda or cuda:1")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        problem = f"device {name} was asked for, but the CUDA devices that torch sees are {torch.cuda.device_count()}"
+        raise AatcError(problem, "use --device cpu")
+    return wanted
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +18,12 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.hadamard import hadamard, random_signs
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.token_classes import received_table
-from aatc_cli.core.transform import GroupTransform, canonical_basis, group_moments, identity, loss_metric, whitening
+from aatc_cli.core.transform import GroupTransform, eigenbasis, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.models.placement import find_device
 from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
+from aatc_cli.stages.ahead import ahead, streaming, workers_of
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
 from aatc_cli.stages.token_plans import received_lags
@@ -42,14 +44,15 @@ class WhitenSettings(Settings):
 def whiten(
     run: Run, *, transform_stats: Path, rate_stats: Path, transform: TransformKind = "whiten",
     head_groups: int | None = None, key_groups: GroupChoice = "profile", value_groups: GroupChoice = "profile",
-    percentile: float = 99.0, shrinkage: float = 0.1, force: bool = False,
+    percentile: float = 99.0, shrinkage: float = 0.1, device: str = "cpu", force: bool = False,
 ) -> Manifest:  # fmt: skip
     """Make the Transform of ``run`` from Stats: the matrices from one, variances, weights and scales from the other.
 
     ``head_groups`` stands in for the number of the profile, which the choice "profile" takes.
     Raises `ArtifactError` for Stats that are missing, damaged or of two models, `UsageError` for head groups that do
-    not divide the kv heads.
+    not divide the kv heads, `AatcError` for a device that is not there.
     """
+    place = find_device(device)
     basis, rates = open_stats(transform_stats), open_stats(rate_stats)
     require_model(basis.manifest.model, rates.manifest.model, str(rate_stats))
     geometry = rates.manifest.model.geometry
@@ -74,28 +77,43 @@ def whiten(
         if existing is not None:
             say(f"whiten: inputs unchanged, nothing to do ({target})")
             return existing
-        manifest = _write(target, basis, rates, settings, inputs)
+        manifest = _write(target, basis, rates, settings, inputs, place)
     say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {chosen.described} -> {target}")
     return manifest
 
 
+@dataclass(frozen=True)
+class WhitenedLayer:
+    """What `whiten` writes of one layer, on the CPU: the codec and two weights of each side, and tensors by name."""
+
+    sites: dict[Side, tuple[TransformCodec, Tensor, Tensor]]
+    tables: dict[str, Tensor]
+
+
 def _write(
-    target: Path, basis: Artifact, rates: Artifact, settings: WhitenSettings, inputs: dict[str, str]
+    target: Path,
+    basis: Artifact,
+    rates: Artifact,
+    settings: WhitenSettings,
+    inputs: dict[str, str],
+    device: torch.device,
 ) -> Manifest:
-    same = basis.manifest.digest == rates.manifest.digest
     model = rates.manifest.model
     watched = received_lags(rates)
+    same = basis.manifest.digest == rates.manifest.digest
+
+    def whitened(layer: int) -> WhitenedLayer:
+        rate_layer = load_layer_stats(rates, layer)
+        basis_layer = rate_layer if same else load_layer_stats(basis, layer)
+        found = whiten_layer(basis_layer, rate_layer, settings, device, watched=bool(watched))
+        return replace(found, tables={f"layers.{layer}.{name}": tensor for name, tensor in found.tables.items()})
+
     with ArtifactWriter(target, "transform") as writer, progress("whiten", model.geometry.layers) as ticker:
-        for layer in range(model.geometry.layers):
-            rate_layer = load_layer_stats(rates, layer)
-            basis_layer = rate_layer if same else load_layer_stats(basis, layer)
+        for layer, found in enumerate(ahead(whitened, model.geometry.layers, workers_of(device))):
             for side in SIDES:
-                codec, *weights = site_transform(side, basis_layer, rate_layer, settings)
-                write_site(writer, layer, side, codec, *weights)
-                for name, tensor in site_tables(settings.transform, side, rate_layer, codec.encode).items():
-                    writer.add(f"layers.{layer}.{side}.{name}", tensor)
-            if watched:
-                writer.add(f"layers.{layer}.received", received_table(rate_layer, settings.shrinkage))
+                write_site(writer, layer, side, *found.sites[side])
+            for name, tensor in found.tables.items():
+                writer.add(name, tensor)
             ticker.advance()
         if settings.transform == "global":
             layers = [_rows_alone(load_layer_stats(basis, layer)) for layer in range(model.geometry.layers)]
@@ -105,8 +123,30 @@ def _write(
         return writer.commit(
             settings=dump(settings), model=model, inputs=inputs, texts=rates.manifest.texts,
             results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")} | watched,
-            provenance={"versions": versions()},
+            provenance={"versions": versions(), "device": str(device)},
         )  # fmt: skip
+
+
+def whiten_layer(
+    basis: LayerStats, rates: LayerStats, settings: WhitenSettings, device: torch.device, *, watched: bool = False
+) -> WhitenedLayer:
+    """Both sites of a layer, computed on ``device``; with ``watched`` also what its tokens received.
+
+    Tables of published methods are made on the CPU.
+    """
+    with streaming(device):
+        rate_layer = rates.to(device)
+        basis_layer = rate_layer if basis is rates else basis.to(device)
+        sites: dict[Side, tuple[TransformCodec, Tensor, Tensor]] = {}
+        tables: dict[str, Tensor] = {}
+        for side in SIDES:
+            codec, weight, loss_weight = site_transform(side, basis_layer, rate_layer, settings)
+            sites[side] = codec.to("cpu", torch.float64), weight.cpu(), loss_weight.cpu()
+            found = site_tables(settings.transform, side, rates, sites[side][0].encode)
+            tables |= {f"{side}.{name}": tensor for name, tensor in found.items()}
+        if watched:
+            tables["received"] = received_table(rate_layer, settings.shrinkage).cpu()
+    return WhitenedLayer(sites, tables)
 
 
 def _rows_alone(stats: LayerStats) -> LayerStats:
@@ -122,49 +162,54 @@ def site_transform(
 
     The Fisher weight is zero everywhere when no gradients were collected.
     """
-    outer, rate_outer = (basis.k_outer, rates.k_outer) if side == "k" else (basis.v_outer, rates.v_outer)
     rows = rates.k_rows if side == "k" else rates.v_rows
     groups = settings.head_groups.of(side)
-    moment, rate_moment = outer / basis.count, rate_outer / rates.count
-    if settings.transform == "pca":
-        moment = moment - torch.outer(site_mean(side, basis), site_mean(side, basis))
-        rate_moment = rate_moment - torch.outer(site_mean(side, rates), site_mean(side, rates))
+    alike = basis is rates
+    rate_moment, rate_metric = _moment(side, rates, settings), shrunk(rates.loss_metric(side), settings.shrinkage)
+    moment = rate_moment if alike else _moment(side, basis, settings)
+    metric = rate_metric if alike else shrunk(basis.loss_metric(side), settings.shrinkage)
     if settings.transform == "query" and side == "k":
         # the metric of a key's error is the query's own second moment; one head to a group
         moment = torch.block_diag(*(basis.q_outer / basis.count))  # type: ignore[no-untyped-call]
-    metric, rate_metric = (shrunk(stats.loss_metric(side), settings.shrinkage) for stats in (basis, rates))
-    moments, metrics = group_moments(moment, groups), group_moments(metric, groups)
-    parts = [_group(*pair, settings) for pair in zip(moments, metrics, strict=True)]
-    encode = torch.stack([part.encode for part in parts])
-    decode = torch.stack([part.decode for part in parts])
+    found = _transform(_blocks(moment, groups), _blocks(metric, groups), settings)
+    encode, decode = found.encode, found.decode
     variance = latent_variance(encode, rate_moment)
     form = rates.q_outer / rates.count if side == "k" else rates.o_gram
     weight = quadratic_weights(decode, form)
     scale = channel_scales(encode, rows, variance, settings.percentile)
-    bits = torch.zeros(variance.numel(), dtype=torch.int64)
+    bits = torch.zeros(variance.numel(), dtype=torch.int64, device=variance.device)
     loss_weight = fisher_weights(decode, rate_metric)
     return TransformCodec(encode, decode, scale, bits, variance), weight, loss_weight
 
 
-def _group(moment: Tensor, metric: Tensor, settings: WhitenSettings) -> GroupTransform:
+def _moment(side: Side, stats: LayerStats, settings: WhitenSettings) -> Tensor:
+    moment = (stats.k_outer if side == "k" else stats.v_outer) / stats.count
+    if settings.transform == "pca":
+        moment = moment - torch.outer(site_mean(side, stats), site_mean(side, stats))
+    return moment
+
+
+def _blocks(matrix: Tensor, groups: int) -> Tensor:
+    """Diagonal blocks [G, E, E] of a site's matrix [C, C]."""
+    return torch.stack(group_moments(matrix, groups))
+
+
+def _transform(moments: Tensor, metrics: Tensor, settings: WhitenSettings) -> GroupTransform:
+    """The transforms of all groups of a site at once, from [G, E, E]."""
     if settings.transform == "metric":
-        return loss_metric(moment, metric)
+        return loss_metric(moments, metrics)
     if settings.transform == "whiten":
-        return whitening(moment)
-    size = int(moment.shape[0])
+        return whitening(moments)
+    if settings.transform == "pca":
+        return _rotation(eigenbasis(moments))
+    size = int(moments.shape[-1])
     if settings.transform == "hadamard":
-        return _rotation(random_signs(size)[:, None] * hadamard(size))
+        return _rotation((random_signs(size)[:, None] * hadamard(size)).to(moments).expand_as(moments))
     if settings.transform == "query":
-        return _rotation(_eigenvectors(moment) @ hadamard(size))
-    return _rotation(_eigenvectors(moment)) if settings.transform == "pca" else identity(size)
+        return _rotation(eigenbasis(moments) @ hadamard(size).to(moments))
+    return _rotation(identity(size).encode.to(moments).expand_as(moments))
 
 
-def _eigenvectors(moment: Tensor) -> Tensor:
-    """Canonical eigenvectors of a second moment [E, E] in falling order of their eigenvalues, as columns."""
-    values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
-    return canonical_basis(values.flip(0), vectors.flip(1))
-
-
-def _rotation(matrix: Tensor) -> GroupTransform:
-    """The transform that is an orthonormal matrix."""
-    return GroupTransform(encode=matrix, decode=matrix.T.contiguous(), singular=torch.ones_like(matrix[0]))
+def _rotation(matrices: Tensor) -> GroupTransform:
+    """The transforms that are orthonormal matrices [G, E, E]."""
+    return GroupTransform(matrices.contiguous(), matrices.mT.contiguous(), torch.ones_like(matrices[..., 0]))

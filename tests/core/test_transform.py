@@ -15,7 +15,7 @@ import torch
 from scipy.linalg import solve_triangular
 
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.transform import canonical_signs, decode, encode, group_moments, identity, whitening
+from aatc_cli.core.transform import canonical_signs, decode, encode, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, latent_variance
 
 GAP, TOLERANCE = 1e-7, 1e-6
@@ -233,6 +233,23 @@ def test_signs_are_canonical():
     assert fixed.dtype == torch.float64
     found = whitening(random_moment(10, 30, seed=3))
     assert (found.encode.gather(0, found.encode.abs().argmax(0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.parametrize("made", [whitening, lambda moment: loss_metric(moment, moment.flip(-1, -2))])
+def test_groups_at_once_are_what_each_is_alone(made):
+    """Among them one with repeated eigenvalues, one that is empty and one of low rank, at scales far apart."""
+    repeated = torch.linalg.qr(random_moment(6, 6, seed=4)).Q
+    repeated = repeated * torch.tensor([4.0, 4.0, 4.0, 2.0, 1.0, 1.0]) @ repeated.T
+    moments = torch.stack(
+        [random_moment(6, 9), 1e-9 * repeated, torch.zeros(6, 6), 1e9 * random_moment(6, 2), torch.eye(6)]
+    )
+    together = made(moments)
+    for index, moment in enumerate(moments):
+        alone = made(moment)
+        for name in ("encode", "decode", "singular"):
+            one, other = getattr(together, name)[index], getattr(alone, name)
+            # products of several matrices at once are summed in another order
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * float(other.abs().max()), msg=f"{index} {name}")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

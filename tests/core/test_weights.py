@@ -137,6 +137,16 @@ def test_channel_scale_is_the_percentile_of_the_latent_magnitude(case, percentil
     np.testing.assert_allclose(exact.numpy(), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 401])
+@pytest.mark.parametrize("percentile", [1e-9, 3.0, 49.9, 50.0, 50.1, 99.0, 99.99, 100.0])
+def test_percentiles_of_any_number_of_rows(count, percentile):
+    """Between the two order statistics around it, on whichever side the shorter list of extreme values is."""
+    rows = torch.randn(count, 7, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    rows[: count // 2, 3] = 0.5  # many alike
+    found = channel_scales(torch.eye(7, dtype=torch.float64)[None], rows, torch.ones(7), percentile)
+    np.testing.assert_allclose(found.numpy(), np.percentile(np.abs(rows.numpy()), percentile, axis=0), rtol=1e-12)
+
+
 def test_scales_are_never_zero():
     """A channel that is silent in the sampled rows takes its deviation, a dead one 1."""
     rows = torch.zeros(300, 3, dtype=torch.float64)
