@@ -10,6 +10,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.schema import Evaluation
+from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.profiles import HeadGroups
 from aatc_cli.report.study_data import StudyView
@@ -92,6 +93,7 @@ class ReportData:
     spectrum: Spectrum | Absent
     studies: tuple[StudyView, ...] = ()
     stability: tuple[StabilityResult, ...] = ()
+    speed: tuple[SpeedResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aatc_cli.artifact import TextRecord
+from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, stability_rows
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import Absent, ReportData
@@ -44,6 +45,7 @@ def build_document(data: ReportData) -> Document:
         *(study_section(view) for view in data.studies),
         _quality(data), _quality_figure(data), _widths(data), _spectrum(data), _distortion(data), _bytes(data),
         *([_stability(data)] if data.stability else ()),
+        *([_speed(data)] if data.speed else ()),
         Section("reading", "How to read this report", (HOW_TO_READ,)),
     )  # fmt: skip
     return Document(data.title, tuple(_facts(data)), sections)
@@ -51,7 +53,7 @@ def build_document(data: ReportData) -> Document:
 
 def _facts(data: ReportData) -> Iterable[tuple[str, str]]:
     if data.model is None:
-        yield "Model", ", ".join(sorted({e.model for e in data.evaluations}))
+        yield "Model", ", ".join(sorted({e.model for e in (*data.evaluations, *data.speed)}))
     else:
         revision = f" at revision {data.model.revision}" if data.model.revision else ""
         yield "Model", f"{data.model.name} ({data.model.architecture}){revision}"
@@ -159,6 +161,30 @@ def _stability(data: ReportData) -> Section:
     )
     table = tables.Table("KL by the Stats a plan was calibrated on, and its predictions", COLUMNS, rows)
     return Section("stability", "Stability of the calibration", (text,), tables=(table,))
+
+
+def _speed(data: ReportData) -> Section:
+    """One table for every model and device that anything was timed on, and one of memory where it was measured."""
+    text = (
+        "Medians over repeats, with the smallest and the largest; ratios are to the model's own cache or, of a "
+        "geometry alone, to the fastest attention on a bfloat16 cache. Bounds are of one call: its bytes at the rate "
+        "at which the reference reads, and what its bytes, unpacking and key matrix take at the rates measured on the "
+        "device, each alone. On a CPU only ratios mean anything."
+    )
+    places = dict.fromkeys((result.model, result.device, result.absolute) for result in data.speed)
+    found = []
+    for model, device, absolute in places:
+        mine = [r for r in data.speed if (r.model, r.device, r.absolute) == (model, device, absolute)]
+        found.append(_plain_table(f"Speed of {model} on {device}", speed_columns(mine)))
+        if any(result.memory for result in mine):
+            title = f"Memory in MB of decoding with {model} on {device}"
+            found.append(_plain_table(title, memory_columns(mine)))
+    return Section("speed", "Speed", (text,), tables=tuple(found))
+
+
+def _plain_table(title: str, content: Columns) -> tables.Table:
+    columns, rows = content
+    return tables.Table(title, tuple(columns), tuple(tuple(tables.Cell(text) for text in row) for row in rows))
 
 
 def _bytes(data: ReportData) -> Section:

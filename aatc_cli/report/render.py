@@ -62,7 +62,7 @@ def render_csv(evaluations: tuple[Evaluation, ...]) -> str:
 def render_json(data: ReportData) -> str:
     """Everything a report knows: model, texts, evaluations whole, and a summary of every plan."""
     document: dict[str, Any] = {
-        "schema_version": 4,
+        "schema_version": 5,
         "title": data.title,
         "version": data.version,
         "model": None if data.model is None else dump(data.model),
@@ -70,6 +70,7 @@ def render_json(data: ReportData) -> str:
         "evaluations": [dump(e) for e in data.evaluations],
         "studies": [dump(view.result) for view in data.studies],
         "stability": [dump(result) for result in data.stability],
+        "speed": [dump(result) for result in data.speed],
         "plans": [_plan(plan, data.contexts) for plan in data.plans],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

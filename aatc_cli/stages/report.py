@@ -21,6 +21,7 @@ from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.disk import write_text
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.evals.speed_tables import read_speed
 from aatc_cli.evals.stability import read_stability
 from aatc_cli.evals.study import read_studies
 from aatc_cli.evals.study_scores import cell_evaluation
@@ -77,9 +78,9 @@ def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
 def load_report(run: Run, *, title: str | None = None) -> ReportData:
     """Read everything a report shows from ``run``; raises as `make_report` does."""
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
-    stability = tuple(read_stability(run.evals))
+    stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
     plans = [open_plan(path) for path in run.plans()]
-    if not evaluations and not stability and not plans and not any((run.root / "studies").glob("*.json")):
+    if not evaluations and not stability and not speed and not plans and not any((run.root / "studies").glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -87,7 +88,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     plans.sort(key=lambda plan: (paper_first(plan.recipe.name), -plan.mean_bits, plan.budget.label))
     sources = _sources(run)
     model = _common_model(plans, sources)
-    name = model.name if model else ", ".join(sorted({e.model for e in evaluations}))
+    name = model.name if model else ", ".join(sorted({e.model for e in (*evaluations, *speed)}))
     return ReportData(
         title=title or f"Compressing the KV cache of {name}",
         version=__version__,
@@ -98,6 +99,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         spectrum=_spectrum(run, plans),
         studies=tuple(_studies(run)),
         stability=stability,
+        speed=speed,
     )
 
 

@@ -12,7 +12,8 @@ from aatc_cli.disk import read_record
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.schema import Evaluation, Measurement, read_measurement
-from aatc_cli.evals.speed import REFERENCE, SpeedResult
+from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed_tables import memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
 
 
@@ -67,45 +68,14 @@ def _megabytes(count: int | None) -> str:
 def speed_table(results: Sequence[SpeedResult]) -> Rows:
     """Times beside the model's own cache, with the spread over repeats; on a CPU ratios alone."""
     first = results[0]
-    columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats"]
-    timed = ["milliseconds", "its bytes at the rate of the reference, ms", "roof: bytes, ms", "unpacking, ms"]
-    timed += ["keys, ms"]
-    rows = []
-    for result in results:
-        for row in result.rows:
-            bounds = (row.bound_milliseconds, row.roof_bytes_milliseconds, row.roof_unpack_milliseconds,
-                      row.roof_keys_milliseconds)  # fmt: skip
-            rows.append([
-                result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
-                f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
-                f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
-                *("" if bound is None else f"{bound:.4g}" for bound in bounds),
-            ])  # fmt: skip
-    if first.absolute:
-        columns += timed
-    else:
-        rows = [row[: len(columns)] for row in rows if row[4] != REFERENCE]
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    columns, rows = speed_columns(results)
     where = "" if first.absolute else f", {first.threads} threads: only ratios mean anything on a CPU"
-    title = f"speed of {first.model} on {first.device}, median of {first.repeats}{where}"
-    return Rows(title, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    return Rows(f"speed of {first.model} on {first.device}, median of {first.repeats}{where}", columns, rows)
 
 
 def speed_memory_table(results: Sequence[SpeedResult]) -> Rows:
     """Device memory of whole decode steps, in MB, beside weights and the byte law."""
-    columns = ["plan", "context", "batch", "cache", "peak", "weights", "byte law", "live", "static", "buffers"]
-    columns += ["peak / (weights + law)"]
-    rows = [
-        [
-            result.method, f"{row.context:,}", str(row.batch), row.backend, *(
-                _megabytes(count)
-                for count in (row.peak_bytes, row.weight_bytes, row.law_bytes, row.live_bytes, row.static_bytes,
-                              row.buffer_bytes)
-            ), f"{row.ratio:.4g}",
-        ]
-        for result in results
-        for row in result.memory
-    ]  # fmt: skip
+    columns, rows = memory_columns(results)
     return Rows(f"memory in MB of decoding with {results[0].model} on {results[0].device}", columns, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_measurement
+from aatc_cli.evals.schema import read_measurement, write_evaluation
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused import FusedState
@@ -22,6 +23,7 @@ from aatc_cli.runtime.kernels.synthetic import synthetic_tables
 from aatc_cli.runtime.packed_bench import PackedBench
 from aatc_cli.stages import speed_geometry, speed_whole
 from aatc_cli.stages.files import Run
+from aatc_cli.stages.report import make_report
 from aatc_cli.stages.result_tables import speed_memory_table, speed_table
 from aatc_cli.stages.speed_geometry import measure_geometry, speed_rows
 from aatc_cli.stages.speed_whole import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
@@ -226,6 +228,35 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
     assert [row.backend for row in result.memory] == ["sdpa-flash", "fused"] * 2
     table = speed_memory_table([result])
     assert table.rows[1] == ["synthetic-2", "500", "2", "fused", *["0.0"] * 6, "1.2"]
+
+
+@pytest.mark.usefixtures("bench")
+def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    result = measure_geometry(run, PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
+    row = speed_whole.SpeedMemory(
+        context=500, batch=2, backend="fused", peak_bytes=30_000_000, weight_bytes=20, law_bytes=5, live_bytes=5,
+        static_bytes=3, buffer_bytes=1, ratio=1.25,
+    )  # fmt: skip
+    other = result.model_copy(update={"device": "another GPU", "budget": "3", "memory": [row]})
+    write_evaluation(run.evals, other)
+    files = make_report(run)
+    section = files.markdown.read_text("utf-8").partition("## Speed")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    ours = [line for line in lines if line[4:5] == ["fused"]]
+    work = TileWork.of(synthetic_tables(GEOMETRY, 2.0, 2, CPU))
+    bounds = ["0.0005", f"{1e3 * 60 * work.masks / 2e9:.4g}", f"{1e3 * 60 * work.multiply_adds / 4e9:.4g}"]
+    for line, name in zip(ours[:2], ("synthetic-2", "synthetic-3"), strict=True):
+        assert line[0] == name
+        assert line[-3:] == [
+            "0.0005",
+            f"{1e3 * 60 * work.masks / 2e9:.4g}",
+            f"{1e3 * 60 * work.multiply_adds / 4e9:.4g}",
+        ]
+    assert ["synthetic-3", "500", "2", "fused", "30.0", *["0.0"] * 5, "1.25"] in lines
+    assert "Speed of small on another GPU" in section
+    told = json.loads(files.json.read_text("utf-8"))["speed"]
+    assert told == [one.model_dump(mode="json") for one in (result, other)]
 
 
 PROFILED = ("eval", "--task", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)
