@@ -50,12 +50,14 @@ class Float8Cache:
     @classmethod
     def random(cls, shape: tuple[int, int, int, int], device: torch.device, generator: torch.Generator) -> Float8Cache:
         """Of normal vectors [B, H, N, D], one sequence at a time."""
-        rows = [
-            cls.of(*(torch.randn(1, *shape[1:], device=device, generator=generator) for _ in range(2)))
-            for _ in range(shape[0])
-        ]
-        names = ("keys", "values", "key_scale", "value_scale")
-        return cls(*(torch.cat([getattr(row, name) for row in rows]) for name in names))
+        numbers = [torch.empty(shape, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
+        scales = [torch.empty(shape[:2], dtype=torch.float32, device=device) for _ in range(2)]
+        whole = cls(*numbers, *scales)
+        for row in range(shape[0]):
+            one = cls.of(*(torch.randn(1, *shape[1:], device=device, generator=generator) for _ in range(2)))
+            for name in ("keys", "values", "key_scale", "value_scale"):
+                getattr(whole, name)[row] = getattr(one, name)[0]
+        return whole
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +119,7 @@ class Float8Config:
 
 def float8_configs() -> Iterator[Float8Config]:
     """What is tried; the plainest come first."""
-    forms: tuple[tuple[Operands, bool], ...] = (("float16", False), ("float8", False), ("float8", True))
+    forms: list[tuple[Operands, bool]] = [("float16", False), ("float8", False), ("float16", True), ("float8", True)]
     for (operands, tokens_first), launch in product(forms, _LAUNCHES):
         yield Float8Config(operands, tokens_first, *launch)
     yield Float8Config("bfloat16", False, *_LAUNCHES[0])

@@ -140,7 +140,7 @@ def test_configurations_differ_and_have_both_kinds_of_products() -> None:
     configs = list(float8_configs())
     assert len(set(configs)) == len(configs) == len({config.name for config in configs})
     assert {(c.operands, c.tokens_first) for c in configs} == {
-        ("float16", False), ("bfloat16", False), ("float8", False), ("float8", True)
+        ("float16", False), ("bfloat16", False), ("float8", False), ("float8", True), ("float16", True)
     }  # fmt: skip
 
 
