@@ -80,9 +80,8 @@ def collect(
     same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
     from aatc_cli.printing import print_artifact
-    from aatc_cli.stages.collect import CollectOptions
     from aatc_cli.stages.collect import collect as stage
-    from aatc_cli.stages.collect_settings import CollectSettings
+    from aatc_cli.stages.collect_settings import CollectOptions, CollectSettings
     from aatc_cli.stages.files import Run
 
     source, found = find_source(model, profile)

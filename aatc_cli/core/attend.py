@@ -17,6 +17,10 @@ def masked_attention(
     has no value. softcap c: scores s become c tanh(s / c). -> [B, J, T, D].
     """
     if sinks is None and softcap is None:
+        if allowed is not None and query.is_cuda:
+            # not every fused kernel that takes a mask knows grouped heads; without one, scores in float32 are stored
+            share = query.shape[1] // keys.shape[1]
+            keys, values = (x.repeat_interleave(share, 1) if share > 1 else x for x in (keys, values))
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=allowed, scale=scaling, enable_gqa=True)
     weights = attention_weights(query, keys, allowed, scaling, sinks=sinks, softcap=softcap)
     return weighted_values(weights, values).to(query.dtype)

@@ -26,6 +26,8 @@ from aatc_cli.models.recompute import recomputed
 OnGradient = Callable[[int, Side, Tensor], None]
 # called with (layer, r [B, T]) before the layer's gradients are known; twice where layers are recomputed
 OnReceived = Callable[[int, Tensor], None]
+# tokens whose probabilities are summed before any is looked at
+_BLOCK = 256
 
 
 def fisher_pass(
@@ -58,10 +60,13 @@ def fisher_pass(
 
     exact = window.sinks + window.recent
     readers = max(tokens.shape[1] - exact, 1)
+    # drawn and moved before the passes: in between, the device would have to be waited for
+    drawn = [torch.rand(readers, generator=generator, dtype=torch.float64) for generator in generators]
+    uniform = torch.stack(drawn).to(tokens.device)
     try:
         with torch.enable_grad(), attention_override(model, sites, attend), recomputed(model, on=recompute):
             logits = model(input_ids=tokens, use_cache=False, logits_to_keep=readers).logits
-            logits.backward(_scores(logits.detach(), generators))
+            logits.backward(_scores(logits.detach(), uniform))
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -85,13 +90,17 @@ def _watched(inputs: LayerInputs, side: Side, on_gradient: OnGradient) -> Tensor
     return copy
 
 
-def _scores(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """Gradient of -log p(y) at every position for a sampled y: p less one at y. logits [B, P, V] -> the same shape."""
+def _scores(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Gradient of -log p(y) at every position for a sampled y: p less one at y. logits [B, P, V] -> the same shape.
+
+    ``uniform`` [B, P] chooses the samples (`sample_labels`). Windows are taken one by one, since float32 probabilities
+    of a large vocabulary are large.
+    """
     scores = torch.empty_like(logits)
-    for row, generator in enumerate(generators):
-        p = logits[row].to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-        labels = sample_labels(p, torch.rand(p.shape[0], generator=generator, dtype=torch.float64))
-        scores[row] = p.scatter_add_(-1, labels[:, None], -torch.ones_like(p[:, :1]))
+    for place, row in enumerate(logits):
+        p = row.softmax(-1, dtype=torch.promote_types(row.dtype, torch.float32))
+        labels = sample_labels(p, uniform[place])
+        scores[place] = p.scatter_add_(-1, labels[:, None], -torch.ones_like(p[:, :1]))
     return scores
 
 
@@ -99,10 +108,28 @@ def sample_labels(p: Tensor, uniform: Tensor) -> Tensor:
     """One token for every position: the first whose cumulated probability exceeds a uniform number. -> [P].
 
     p [P, V] probabilities, uniform [P] in [0, 1). One number for a position, and not one for every token of the
-    vocabulary, so that a draw is cheap and the same on every device.
+    vocabulary, so that a draw is cheap and the same on every device. Blocks of tokens are cumulated first and then the
+    tokens of one block, so that the probabilities are read once and no table of V sums is written.
     """
-    cumulated = p.cumsum(-1)
-    total = cumulated[:, -1]
-    # rounding must not carry a draw to the very end, where every token may have probability zero
-    drawn = torch.minimum(uniform.to(p) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, drawn[:, None], right=True)[:, 0].clamp_max(p.shape[1] - 1)
+    vocabulary = p.shape[1]
+    whole = vocabulary // _BLOCK * _BLOCK
+    blocks = torch.cat((torch.unflatten(p[:, :whole], 1, (-1, _BLOCK)).sum(-1), p[:, whole:].sum(-1, keepdim=True)), 1)
+    ends = blocks.cumsum(-1)
+    drawn = uniform.to(p)[:, None] * ends[:, -1:]
+    block, rest = _first_above(ends, drawn)
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=p.device)
+    inside = p.gather(1, tokens.clamp_max(vocabulary - 1)).masked_fill(tokens >= vocabulary, 0).cumsum(-1)
+    place, _ = _first_above(inside, rest)
+    return (block * _BLOCK + place)[:, 0].clamp_max(vocabulary - 1)
+
+
+def _first_above(ends: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """First place of rising ``ends`` [P, n] above ``drawn`` [P, 1], and what is left of that beyond the place before.
+
+    Rounding must not carry a draw to the very end, behind which every token may have probability zero.
+    """
+    total = ends[:, -1:]
+    drawn = torch.minimum(drawn, torch.nextafter(total, torch.zeros_like(total)))
+    place = torch.searchsorted(ends, drawn, right=True).clamp_max(ends.shape[1] - 1)
+    before = torch.where(place > 0, ends.gather(1, (place - 1).clamp_min(0)), torch.zeros_like(total))
+    return place, drawn - before

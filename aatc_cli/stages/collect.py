@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aatc_cli.artifact import Manifest, unchanged
 from aatc_cli.config import Geometry
-from aatc_cli.console import Ticker, progress, say, working
-from aatc_cli.core import Side
-from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.stats import sample_rows
+from aatc_cli.console import progress, say, working
 from aatc_cli.disk import replace_directory
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.fisher import fisher_pass
-from aatc_cli.models.adapter import attention_sites, non_finite
-from aatc_cli.models.capture import capture
+from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import (
     ModelSource,
@@ -34,41 +26,13 @@ from aatc_cli.models.loading import (
     load_model,
     load_tokenizer,
 )  # fmt: skip
-from aatc_cli.models.placement import input_device
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
 from aatc_cli.stages.collect_job import CollectJob
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collect_passes import Timer, run_forward, run_gradients
+from aatc_cli.stages.collect_settings import CollectOptions, CollectSettings
 from aatc_cli.stages.files import Run
 from aatc_cli.stages.processes import Processes, joined
 from aatc_cli.text.windows import draw_windows
-
-
-@dataclass(frozen=True)
-class CollectOptions:
-    """How it is collected; never hashed."""
-
-    device: str = "cpu"
-    dtype: str = "auto"
-    batch: int = 1
-    checkpoint_seconds: float = 60.0
-    force: bool = False
-    fisher_batch: int | None = None
-    recompute: bool = False
-    spread: bool = False
-
-    @property
-    def place(self) -> str | None:
-        """The one device of everything, or None for a model that accelerate spreads."""
-        return None if self.spread else self.device
-
-
-@dataclass
-class _Timer:
-    """Seconds in the whole forward pass and, inside it, in the statistics."""
-
-    total: float = 0.0
-    statistics: float = 0.0
-    fisher: float = 0.0
 
 
 def collect(
@@ -136,12 +100,12 @@ def _collect(
             job.begin_at(start)
         if processes.count == 1 and (start or fisher_start):
             say(f"collect: continuing from window {start} of {settings.samples}, gradients from {fisher_start}")
-        timer = _Timer()
+        timer = Timer()
         with progress("collect", stop, start) as ticker:
-            _run_model(job, model, drawn.tokens[:stop], start, options, timer, partial, ticker)
+            run_forward(job, model, drawn.tokens[:stop], start, options, timer, partial, ticker)
         if settings.fisher:
             with progress("collect gradients", fisher_stop, fisher_start) as ticker:
-                _run_fisher(job, model, drawn.tokens[:fisher_stop], fisher_start, options, timer, partial, ticker)
+                run_gradients(job, model, drawn.tokens[:fisher_stop], fisher_start, options, timer, partial, ticker)
         processes.add_up(job.layers)
         manifest = None
         if processes.first:
@@ -169,7 +133,7 @@ def _existing(
     return existing
 
 
-def _tell_cost(job: CollectJob, timer: _Timer, windows: int, fisher: int, target: Path) -> None:
+def _tell_cost(job: CollectJob, timer: Timer, windows: int, fisher: int, target: Path) -> None:
     forward = timer.total - timer.statistics
     say(
         f"collect: {job.tokens(job.settings.samples)} tokens; forward {forward:.1f} s, "
@@ -178,121 +142,6 @@ def _tell_cost(job: CollectJob, timer: _Timer, windows: int, fisher: int, target
     if fisher and windows:
         ratio = (timer.fisher / fisher) / max(forward / windows, 1e-9)
         say(f"collect: gradients {timer.fisher:.1f} s; Fisher: {ratio:.1f} forward passes per window")
-
-
-@torch.no_grad()
-def _run_model(
-    job: CollectJob, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
-    ticker: Ticker,
-) -> None:  # fmt: skip
-    body = model.get_decoder() if hasattr(model, "get_decoder") else model
-    saved_at = time.monotonic()
-    for first in range(start, windows.shape[0], options.batch):
-        batch = windows[first : first + options.batch].to(input_device(model))
-        began = _clock(options.device)
-        with capture(job.sites, _updater(job, first, batch, timer, options.device)):
-            body(input_ids=batch, use_cache=False)
-        timer.total += _clock(options.device) - began
-        ticker.advance(batch.shape[0])
-        done = first + batch.shape[0]
-        if done < windows.shape[0] and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, done, 0)
-            saved_at = time.monotonic()
-
-
-def _run_fisher(
-    job: CollectJob, model: Any, windows: Tensor, start: int, options: CollectOptions, timer: _Timer, partial: Path,
-    ticker: Ticker,
-) -> None:  # fmt: skip
-    sums: dict[tuple[int, Side], Tensor] = {}
-    received: dict[int, Tensor] = {}
-    window, length = job.settings.window, job.settings.length
-    packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
-
-    def add(layer: int, side: Side, gradients: Tensor) -> None:
-        sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
-        job.layers[layer].add_gradients(side, gradients)
-        seen = received[layer]
-        by_window = gradients.view(*seen.shape, -1)
-        job.layers[layer].add_received(side, seen[:, packed].flatten(), by_window[:, packed].flatten(0, 1))
-
-    saved_at = time.monotonic()
-    batch = options.fisher_batch or options.batch
-    stop = min(job.settings.fisher, windows.shape[0])
-    for first in range(start, stop, batch):
-        began = _clock(options.device)
-        tokens = windows[first : min(first + batch, stop)].to(input_device(model))
-        done = first + tokens.shape[0]
-        # functions of seed and window alone: neither resuming nor the batch changes which tokens are sampled
-        seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        try:
-            fisher_pass(
-                model, job.sites, tokens, window, generators, add, recompute=options.recompute,
-                on_received=received.__setitem__,
-            )  # fmt: skip
-        except torch.OutOfMemoryError as error:
-            problem = f"the gradients of {tokens.shape[0]} windows do not fit into the memory of {options.device}"
-            raise AatcError(problem, "lower --fisher-batch, or add --recompute") from error
-        _check_gradients(sums, first, tokens)
-        timer.fisher += _clock(options.device) - began
-        ticker.advance(tokens.shape[0])
-        if done < stop and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, job.settings.samples, done)
-            saved_at = time.monotonic()
-
-
-def _check_gradients(sums: dict[tuple[int, Side], Tensor], first: int, tokens: Tensor) -> None:
-    """Raise `AatcError` when a site's gradients are not finite; one look at the device for all of them."""
-    rows = list(sums.values())
-    table = torch.stack([row.to(rows[0].device) for row in rows]).view(len(sums), *tokens.shape).sum(-1)
-    bad = (~torch.isfinite(table)).nonzero().tolist()
-    if bad:
-        layer, side = list(sums)[bad[0][0]]
-        raise AatcError(
-            f"the {side} gradients of layer {layer} are not finite in window {first + bad[0][1]}",
-            "run with --dtype float32 or bfloat16",
-        )
-
-
-def _updater(
-    job: CollectJob, first: int, batch: Tensor, timer: _Timer, device: str
-) -> Callable[[int, Tensor, Tensor, Tensor], None]:
-    skip = job.settings.skip_first
-    geometry = job.identity.geometry
-    count, kept = batch.shape[0], batch.shape[1] - skip
-    sample = torch.cat(
-        [sample_rows(job.settings.seed, first + i, kept, job.quota(first + i)) + i * kept for i in range(count)]
-    )
-
-    def update(layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        began = _clock(device)
-        # one sum tells whether anything is NaN or infinite; which token it is matters only then
-        if not math.isfinite(float(sum(x.sum(dtype=torch.float32) for x in (q, k, v)))):
-            _refuse_non_finite(layer, first, {"queries": q, "keys": k, "values": v})
-        job.layers[layer].update(
-            q[:, skip:].reshape(-1, geometry.heads, geometry.head_dim), k[:, skip:].flatten(0, 1),
-            v[:, skip:].flatten(0, 1), sample.to(k.device),
-        )  # fmt: skip
-        timer.statistics += _clock(device) - began
-
-    return update
-
-
-def _refuse_non_finite(layer: int, first: int, tensors: dict[str, Tensor]) -> None:
-    for what, tensor in tensors.items():
-        bad = non_finite(tensor)
-        if bad is not None:
-            raise AatcError(
-                f"the {what} of layer {layer} are not finite at token {bad[1]} of window {first + bad[0]}",
-                "run with --dtype float32 or bfloat16; float16 overflows in some models",
-            )
-
-
-def _clock(device: str) -> float:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:

@@ -1,6 +1,8 @@
-"""What collect is asked for: the settings that determine the Stats."""
+"""What collect is asked for: the settings that determine the Stats, and how it runs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -18,3 +20,22 @@ class CollectSettings(Settings):
     fisher: int = Field(0, ge=0, description="leading windows whose loss gradients are collected as well")
     window: Window = Field(Window(), description="tokens a query reads exactly; gradients are of the rest")
     head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """How it is collected; never hashed."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    batch: int = 1
+    checkpoint_seconds: float = 60.0
+    force: bool = False
+    fisher_batch: int | None = None
+    recompute: bool = False
+    spread: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """The one device of everything, or None for a model that accelerate spreads."""
+        return None if self.spread else self.device

@@ -122,6 +122,54 @@ def test_query_moments_sum_over_the_heads_that_share_a_kv_head():
         np.testing.assert_allclose(stats.q_outer[kv_head].numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(48,), (4, 12), (2, 3, 8)])
+def test_tokens_may_lie_in_several_dimensions(shape):
+    """Windows with their first positions cut off, as collect gives them, are the tokens of one long list."""
+    q, k, v = (x.unflatten(0, (*shape[:-1], -1)) for x in draw(int(np.prod(shape)) + int(np.prod(shape[:-1]))))
+    q, k, v = (x[..., 1:, :, :] if x is q else x[..., 1:, :] for x in (q, k, v))
+    assert k.shape[:-1] == shape
+    found, flat = (LayerStats.empty(GEOMETRY, 2, torch.zeros(GEOMETRY.kv_heads, DIM, DIM)) for _ in range(2))
+    sample = torch.tensor([1, 30])
+    found.update(q, k, v, sample)
+    flat.update(q.reshape(-1, GEOMETRY.heads, DIM), k.reshape(-1, CHANNELS), v.reshape(-1, CHANNELS), sample)
+    assert found.count == flat.count == 48
+    for name, tensor in found.tensors().items():
+        assert torch.equal(tensor, flat.tensors()[name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_on_a_gpu_are_those_of_the_cpu_and_wait_for_nothing(dtype):
+    """Float64 sums to their last digits; products of gradients to float32, whether on tensor cores or not."""
+    geometry = Geometry(layers=1, heads=8, kv_heads=2, head_dim=64, hidden_size=512)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, g = (
+        torch.randn(2, 600, *shape, generator=generator).to(dtype) for shape in ((8, 64), (128,), (128,), (128,))
+    )
+    received, sample, found = torch.rand(2, 600, generator=generator), torch.arange(0, 1200, 7), {}
+    for device in ("cpu", "cuda"):
+        stats = LayerStats.empty(geometry, 300, torch.zeros(2, 64, 64, device=device))
+        moved = [x.to(device) for x in (q, k, v, g, received, sample)]
+        for times in range(2):
+            # the first time tables and libraries are loaded
+            if device == "cuda" and times:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                stats.update(*(x[:, 4:] for x in moved[:3]), moved[5][:100])
+                stats.add_gradients("k", moved[3].flatten(0, 1))
+                stats.add_received("k", moved[4].flatten(), moved[3].flatten(0, 1))
+            finally:
+                if device == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+        found[device] = {name: tensor.cpu() for name, tensor in stats.tensors().items()}
+    for name, expected in found["cpu"].items():
+        slack = 1e-12 if name in ("k_outer", "v_outer", "k_sum", "v_sum", "q_outer") else 1e-5
+        torch.testing.assert_close(
+            found["cuda"][name], expected, rtol=0, atol=slack * float(expected.abs().max()), msg=name
+        )
+
+
 def test_rows_are_kept_in_order_and_cut_to_what_was_filled():
     q, k, v = draw(30)
     stats = streamed(q, k, v, [10, 20], rows=8, samples=[torch.tensor([1, 9]), torch.tensor([0, 3, 19])])

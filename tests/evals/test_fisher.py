@@ -14,6 +14,7 @@ from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages import collect as collect_stage
+from aatc_cli.stages import collect_passes
 from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run
 
@@ -352,7 +353,7 @@ def collected_seeds(monkeypatch, path, corpus, folder, seed, batch) -> list[int]
         seeds.extend(generator.initial_seed() for generator in drawing)
         return fisher_pass(model, sites, tokens, window, drawing, on_gradient, **options)
 
-    monkeypatch.setattr(collect_stage, "fisher_pass", record)
+    monkeypatch.setattr(collect_passes, "fisher_pass", record)
     settings = CollectSettings(samples=3, length=48, rows=32, seed=seed, fisher=3, window=WINDOW)
     mixture = TextMixture(sources=[str(corpus)], samples=3, length=48)
     collect_stage.collect(
@@ -384,3 +385,18 @@ def test_draws_follow_the_probabilities():
     many = torch.softmax(torch.randn(50_000, generator=torch.Generator().manual_seed(0)), -1)
     many[40_000:] = 0
     assert int(sample_labels(many[None], edge[1:])) == 39_999
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 255, 256, 257, 512, 3000])
+def test_draws_by_blocks_are_those_of_one_long_sum(vocabulary):
+    """Probabilities over many decades, some of them zero, against the distribution function as a whole."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    p = (4 * torch.randn(500, vocabulary, generator=generator, dtype=torch.float64)).softmax(-1)
+    p[:, ::3] = 0
+    p[:, -1] += 1e-3
+    uniform = torch.rand(500, generator=generator, dtype=torch.float64)
+    cumulated = np.cumsum(p.numpy(), axis=1)
+    expected = [
+        int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cumulated, uniform.numpy(), strict=True)
+    ]
+    assert sample_labels(p, uniform).tolist() == expected

@@ -22,6 +22,7 @@ from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, Usa
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
+from aatc_cli.stages import collect_passes as passes
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collect_settings import CollectSettings
 from aatc_cli.stages.files import Run, load_layer_stats, open_stats
@@ -178,7 +179,7 @@ def test_as_many_rows_as_there_are(tiny_llama: Path, tmp_path: Path, rows: int, 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, position: int, value: float) -> None:
     """Make every query, key and value at one position of every window what a sink may be, before it is counted."""
-    genuine = module.capture
+    genuine = passes.capture
 
     @contextmanager
     def capture(sites: Any, on_layer: Any) -> Any:
@@ -191,7 +192,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, position: int, value: float) -> No
         with genuine(sites, poison):
             yield
 
-    monkeypatch.setattr(module, "capture", capture)
+    monkeypatch.setattr(passes, "capture", capture)
 
 
 def test_sinks_enter_no_statistic(
