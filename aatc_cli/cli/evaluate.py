@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from aatc_cli.cli.benchmarks import run_harness, run_ruler
-from aatc_cli.cli.measures import only_batch, run_memory, run_memory_of_geometry, run_speed, run_speed_of_geometry
+from aatc_cli.cli.measures import (
+    only_batch,
+    run_memory,
+    run_memory_of_geometry,
+    run_speed,
+    run_speed_of_geometry,
+    run_speed_of_stages,
+)  # fmt: skip
 from aatc_cli.cli.options import (
     BudgetOption,
     DeviceMapOption,
@@ -93,6 +100,9 @@ def evaluate(
     whole_model: Annotated[
         bool, typer.Option("--whole-model", help="Time whole decode steps too, random weights (speed of a profile).")
     ] = False,
+    offline_stages: Annotated[
+        bool, typer.Option("--offline-stages", help="Time collect and whiten instead (speed of a profile).")
+    ] = False,
     groups: Annotated[
         str,
         typer.Option("--groups", help="Head groups: heads (fused kernels), all, or a number (speed of a profile)."),
@@ -123,6 +133,11 @@ def evaluate(
     if task == "memory" and profile is not None and model is None:
         run_memory_of_geometry(
             Run(run), profile, recipe, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch
+        )
+        return
+    if task == "speed" and profile is not None and model is None and offline_stages:
+        run_speed_of_stages(
+            Run(run), profile, EvalOptions(device, dtype, force), json, contexts=context, batches=batch, repeats=repeats
         )
         return
     if task == "speed" and profile is not None and model is None:

@@ -79,6 +79,19 @@ def run_speed_of_geometry(
     print_speed([found], json)
 
 
+def run_speed_of_stages(
+    run: Run, profile: str, options: EvalOptions, json: bool, *, contexts: list[int] | None,
+    batches: list[int] | None, repeats: int,
+) -> None:  # fmt: skip
+    """``--task speed --offline-stages``: collect and whiten of a profile's geometry."""
+    from aatc_cli.printing import print_speed
+    from aatc_cli.profiles import load_model_profile
+    from aatc_cli.stages.speed_offline import measure_offline
+
+    sizes = [(context, batch) for context in contexts or [2048] for batch in batches or [4]]
+    print_speed([measure_offline(run, load_model_profile(profile), sizes, repeats, options)], json)
+
+
 def head_groups_of(groups: str, kv_heads: int) -> int | None:
     """--groups as a number of head groups: None for heads (fused kernels), 1 for all; raises `UsageError`."""
     from aatc_cli.errors import UsageError

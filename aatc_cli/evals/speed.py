@@ -33,17 +33,25 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROUNDING_HALF = 5e-2
 
 
+Part = Literal["prefill", "decode", "attention", "collect", "whiten"]
+
+
 class SpeedRow(Settings):
     """One part at one size with one cache: medians over repeats, the smallest and the largest of them.
 
     ``ratio`` is time over the reference's in the same repeat, so that a machine that slows down for a while slows both.
     """
 
-    part: Literal["prefill", "decode", "attention"]
-    context: int = Field(description="tokens in the cache: at the end of a prefill, at the start of decoding")
-    batch: int = Field(description="sequences")
+    part: Part
+    context: int = Field(
+        description="tokens in the cache, at the end of a prefill or the start of decoding; of a window that is "
+        "collected; sampled rows of Stats that are whitened"
+    )
+    batch: int = Field(description="sequences; layers that are whitened")
     backend: str = Field(description='how it is computed; "uncompressed" is the model with its own cache')
-    milliseconds: float = Field(description="of a whole prefill, or of one decoded token per sequence")
+    milliseconds: float = Field(
+        description="of a whole prefill, of one decoded token per sequence, of one pass of collect, of all layers"
+    )
     milliseconds_low: float
     milliseconds_high: float
     ratio: float
@@ -128,7 +136,7 @@ def alternate(timed: Sequence[Callable[[], float]], repeats: int) -> list[list[f
 
 
 def speed_row(
-    part: Literal["prefill", "decode", "attention"], context: int, batch: int, backend: str, seconds: Sequence[float],
+    part: Part, context: int, batch: int, backend: str, seconds: Sequence[float],
     reference: Sequence[float], bytes_moved: int | None = None,
 ) -> SpeedRow:  # fmt: skip
     """The row of one backend from its seconds and the reference's in the same repeats."""
