@@ -26,7 +26,7 @@ from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.refusals import check_model
 from aatc_cli.models.rotary import rotary_frequencies
-from aatc_cli.runtime.kernels.angles import row_angles, slot_angles, tile_angles
+from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.append import Appender
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape
 from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
@@ -92,7 +92,7 @@ class FusedState:
         self.tokens, self.tiles, self.hidden = (torch.zeros(batch, dtype=torch.int32, device=device) for _ in range(3))
         self.slot_angles = slot_angles(spec.frequencies, torch.zeros(spec.slots, device=device))
         self.tile_angles = tile_angles(spec.frequencies, spec.window.sinks, self.max_tiles)
-        self.row_angles = row_angles(spec.frequencies, spec.layers[0].tables.fast)
+        self.token_angles = [layer.tables.token_angles(spec.frequencies) for layer in spec.layers]
         self._kernels = _Kernels(spec, batch, self.max_tiles) if device.type == "cuda" else None
 
     def bytes_live(self) -> int:
@@ -132,7 +132,7 @@ class FusedState:
                                  layer.encode, self.tokens)  # fmt: skip
             out = torch.empty_like(query)
             self._kernels.decode(
-                query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles, self.row_angles,
+                query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles, self.token_angles[place],
                 self.keys[place], self.values[place], self.slot_angles, self.tokens, self.tiles, self.hidden, out,
             )  # fmt: skip
         else:

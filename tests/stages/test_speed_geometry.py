@@ -156,7 +156,7 @@ def test_memory_is_told_apart(spec: Any) -> None:
             held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
     assert len({id(tensor) for tensor in held}) < len(held)
     assert static == sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
-    angles = (state.slot_angles, state.tile_angles, state.row_angles, spec.frequencies)
+    angles = (state.slot_angles, state.tile_angles, *state.token_angles, spec.frequencies)
     assert buffers == sum(angle.nbytes for angle in angles) + 3 * 2 * 4
 
 

@@ -25,6 +25,21 @@ def row_angles(frequencies: Tensor, fast: int) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float16)
 
 
+def span_angles(frequencies: Tensor, fast: int) -> Tensor:
+    """Angles of the even tokens of four neighbouring tiles, from the start of the first, as float16 pairs.
+
+    frequencies [D / 2] -> [4 tiles, 4, F, 32, 4], otherwise as `row_angles`: token 64 n + 8 g + 2 m.
+    """
+    device = frequencies.device
+    lane = torch.arange(LANES, device=device)
+    place = torch.arange(4, device=device)
+    token = TILE * place[:, None, None, None] + 8 * (lane // 4) + 2 * place[:, None, None]
+    first = 8 * torch.arange(fast, device=device)[:, None] + 2 * (lane % 4)
+    pair = first.unsqueeze(-1) + torch.arange(2, device=device)
+    angle = token.unsqueeze(-1).to(torch.float64) * frequencies.to(torch.float64)[pair]
+    return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float16)
+
+
 def tile_angles(frequencies: Tensor, sinks: int, tiles: int) -> Tensor:
     """Angles of the first token of every tile, sinks + 64 n, and of two tiles more.
 

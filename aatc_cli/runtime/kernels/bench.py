@@ -14,7 +14,7 @@ from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.kernels.angles import row_angles, slot_angles, tile_angles
+from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape, Tuning
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.synthetic import random_tiles, synthetic_tables
@@ -157,7 +157,7 @@ class FusedBench:
         positions[self.window.sinks + (index - self.window.sinks) % self.window.recent] = index
         angles = slot_angles(self.frequencies, positions)
         starts = tile_angles(self.frequencies, self.window.sinks, max(self.tiles, 1))
-        rows, single = row_angles(self.frequencies, self.tables.fast), self.frequencies.to(torch.float32)
+        rows, single = self.tables.token_angles(self.frequencies), self.frequencies.to(torch.float32)
         out = torch.empty_like(query)
 
         def call() -> int:

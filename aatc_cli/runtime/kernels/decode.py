@@ -33,7 +33,9 @@ class Tuning:
         """The fastest measured for the kernel of this shape."""
         if not shape.steps:
             return cls()
-        if shape.group > 4:
+        lots = -(-shape.group // 4)
+        registers = 4 * (shape.dim // 16) * lots + 4 * (shape.steps + shape.fast + lots)
+        if registers > 80:
             return cls(warps=8, row_tiles=1, programs=1)
         few_and_long = shape.batch * shape.kv_heads < 64 and shape.max_tiles >= 1024
         return cls(warps=16, row_tiles=1, programs=1) if few_and_long else cls(warps=8, row_tiles=1, programs=2)
@@ -70,13 +72,12 @@ class DecodeShape:
     def splits(self, tuning: Tuning, processors: int) -> int:
         """Programs per head and sequence that fill the device once, at most one per ``warps`` tiles."""
         wanted = max(1, processors * tuning.programs // (self.batch * self.kv_heads))
-        return max(1, min(wanted, -(-self.max_tiles // (tuning.warps * self.span))))
+        return max(1, min(wanted, -(-self.max_tiles // (tuning.warps * (1 if self.steps else self.span)))))
 
     @property
     def span(self) -> int:
-        """Tiles that share one absorbed query: two or four, or one where tiles are fewer than warps."""
-        tiles = self.batch * self.kv_heads * self.max_tiles
-        return 1 if tiles < 4096 else 4 if self.steps and tiles >= 8192 else 2
+        """Tiles of a warp that share one absorbed query in decode.cu: two, or one where tiles are fewer than warps."""
+        return 1 if self.batch * self.kv_heads * self.max_tiles < 4096 else 2
 
     @property
     def exact(self) -> int:
@@ -85,25 +86,35 @@ class DecodeShape:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared bytes of one tile under way: two sets of angles and the record."""
+        """Shared bytes of one tile under way: the record, and where warps are on their own two sets of angles."""
+        if self.steps:
+            return self.head_bytes
         slow = self.dim * 4 if self.fast < self.dim // 16 else 0
-        turned = -(-self.group // 4) * self.fast * (256 if self.steps else 128)
-        return self.head_bytes + slow + max(self.dim * 4, turned)
+        return self.head_bytes + slow + max(self.dim * 4, -(-self.group // 4) * self.fast * 128)
 
     def shared_bytes(self, tuning: Tuning) -> int:
         """Shared bytes of a program, as the kernel lays them out."""
-        warps, heads = tuning.warps, 4 * -(-self.group // 4)
-        steps = self.steps or self.dim // 32
-        fixed = self.fast * steps * 512 + 2 * steps * ((self.dim // 16 - self.fast) * 512 + 16) + self.dim * 2
-        if self.steps:
-            fixed += self.fast * (32 * 32 + 32) + (steps + 1) // 2 * 16 + 2 * heads * (self.dim + 8) * 4
-        else:
-            fixed += self.fast * (64 * 32 + 128) + heads * self.dim * 4
-        main = fixed + warps * ((1 if self.steps else 2) * self.stage_bytes + heads // 4 * (steps * 512 + 128))
-        merge = warps * self.group * self.dim * 4 + warps * heads * 12
+        warps, lots = tuning.warps, -(-self.group // 4)
+        main = self._grouped_bytes(warps, lots) if self.steps else self._single_bytes(warps, lots)
+        merge = warps * self.group * self.dim * 4 + warps * lots * 48
         shares = 2 * warps * 32 // (self.dim // 2) + 2
         exact = shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
         return max(main, merge, exact)
+
+    def _grouped_bytes(self, warps: int, lots: int) -> int:
+        """Of decode_sm90.cu: tables, what groups of four warps share, and a record for each warp."""
+        slow, pairs = self.dim // 16 - self.fast, self.dim // 2
+        fixed = self.fast * (self.steps * 512 + 16 * 256) + (self.dim // 16 + 1) * slow * 512 + self.steps * 32
+        fixed += pairs * 4 + 8 * lots * (self.dim + 8) * 4
+        group = lots * 256 * (3 * self.fast + 2 * slow + (4 * self.steps if slow else 0))
+        return fixed + warps // 4 * group + warps * (16 + self.stage_bytes)
+
+    def _single_bytes(self, warps: int, lots: int) -> int:
+        """Of decode.cu: tables, and for each warp two stages and its absorbed queries."""
+        steps = self.dim // 32
+        fixed = self.fast * steps * 512 + 2 * steps * ((self.dim // 16 - self.fast) * 512 + 16) + self.dim * 2
+        fixed += self.fast * (64 * 32 + 128) + 4 * lots * self.dim * 4
+        return fixed + warps * (2 * self.stage_bytes + lots * (steps * 512 + 128))
 
 
 class Decoder:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.tiles import BLOCK, block_bytes
-from aatc_cli.runtime.kernels.integer_keys import offset_codes, slow_rows
+from aatc_cli.runtime.kernels.integer_keys import slow_rows
 
 _LARGEST, _UNIT = 448.0, 2.0**-9
+# what the kernel reads in place of a code where the plane of the offsets is
+_ONE = 16.0
 # what the kernel has registers and shared memory for
 _MOST_DIM, _MOST_FAST, _MOST_STEPS = 128, 8, 10
 
@@ -25,20 +27,21 @@ _MOST_DIM, _MOST_FAST, _MOST_STEPS = 128, 8, 10
 class KeyPlanes:
     """One layer's keys for ``decode_sm90.cu``. H kv heads, D head dim, J = D / 16 lots of 8 pairs, F of them fast.
 
-    planes int32 [H, P, 2]: byte in a head's record, and bits, 0 for none; cores uint8 (e4m3) [H, P / 2, 2 F, 2, 8, 16]:
-    steps of 32 channels, lots of 8 columns, halves of a step, columns, channels; start int32 [H, 2 F, 4], two float16
-    each; slow float16 [H, P, J - F, 32, 8] and code_offsets int32 [H, P, 4] as of `IntegerKeys`, by planes;
-    pair_scale float32 [H, D / 2]. Bit n of ``kinds`` is set where a head has n planes of two bits.
+    planes int32 [H, P, 4]: byte in a head's record, bits (0 for none), block and weight (as a power of two) of a plane;
+    plane 0 stands for the offsets, those of two bits are next; cores uint8 (e4m3) [H, P / 2, 2 F, 2, 8, 16]: steps of
+    32 channels, lots of 8 columns, halves of a step, columns, channels; slow float16 [H, J + 1, J - F, 32, 8] as of
+    `slow_rows`, by blocks and with the offsets' block last; pair_scale float32 [H, D / 2]; norm float32 [H], the longest
+    row that absorbs a query. Bit n of ``kinds`` is set where a head has n planes of two bits.
     """
 
     planes: Tensor
     cores: Tensor
-    start: Tensor
     slow: Tensor
-    code_offsets: Tensor
     pair_scale: Tensor
-    halves: int
+    norm: Tensor
     kinds: int
+    # offsets are rows of their own here
+    halves: int = 0
 
     @classmethod
     def of(
@@ -46,20 +49,21 @@ class KeyPlanes:
     ) -> KeyPlanes | None:
         """From every head's rows [A, D], offsets [A] and widths of blocks; None where the kernel has no room."""
         planes = [_planes(mine) for mine in widths]
-        steps = max(1, *(-(-len(found) // 2) for found in planes))
+        steps = max(1 + len(found) // 2 for found in planes)
         if dim > _MOST_DIM or fast > _MOST_FAST or steps > _MOST_STEPS:
             return None
-        halves = int(any(bool((part % 1 != 0).any()) for part in offsets))
         made = [
-            _head(part, given, found, 2 * steps, dim, fast, halves)
+            _head(part, given, found, 2 * steps, dim, fast)
             for part, given, found in zip(rows, offsets, planes, strict=True)
         ]
         kinds = sum(1 << twos for twos in {sum(plane.bits == 2 for plane in found) for found in planes})
-        table = torch.zeros(len(made), 2 * steps, 2, dtype=torch.int32)
+        table = torch.zeros(len(made), 2 * steps, 4, dtype=torch.int32)
+        table[:, 0, 2] = dim // BLOCK
         for head, found in enumerate(planes):
-            table[head, : len(found)] = torch.tensor([(plane.at, plane.bits) for plane in found], dtype=torch.int32)
-        cores, start, slow, codes, pair_scale = (torch.stack(part) for part in zip(*made, strict=True))
-        return cls(table.to(rows[0].device), cores, start, slow, codes, pair_scale, halves, kinds)
+            for place, plane in enumerate(found, 1):
+                table[head, place] = torch.tensor((plane.at, plane.bits, plane.block, plane.shift))
+        cores, slow, pair_scale, norm = (torch.stack(part) for part in zip(*made, strict=True))
+        return cls(table.to(rows[0].device), cores, slow, pair_scale, norm, kinds)
 
     @staticmethod
     def rounded(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:
@@ -79,7 +83,7 @@ class KeyPlanes:
     @property
     def arguments(self) -> tuple[Tensor, ...]:
         """What the kernel is given, in its order."""
-        return self.planes, self.cores, self.start, self.slow, self.code_offsets, self.pair_scale
+        return self.planes, self.cores, self.slow, self.pair_scale, self.norm
 
 
 @dataclass(frozen=True)
@@ -105,36 +109,43 @@ def _planes(widths: tuple[int, ...]) -> list[_Plane]:
 
 
 def _head(
-    rows: Tensor, offset: Tensor, planes: list[_Plane], count: int, dim: int, fast: int, halves: int
+    rows: Tensor, offset: Tensor, planes: list[_Plane], count: int, dim: int, fast: int
 ) -> tuple[Tensor, ...]:
-    """cores, start, slow, code_offsets, pair_scale of one head with ``count`` planes, empty ones included."""
-    of_planes = torch.zeros(count * BLOCK, dim, dtype=torch.float64, device=rows.device)
-    given = torch.zeros(count * BLOCK, dtype=torch.float64, device=rows.device)
-    rest = offset.to(torch.float64).clone()
-    for place, plane in enumerate(planes):
-        mine, block = (
-            slice(BLOCK * place, BLOCK * place + BLOCK),
-            slice(BLOCK * plane.block, BLOCK * plane.block + BLOCK),
-        )
-        weight = 2.0**plane.shift
-        of_planes[mine] = rows[block].to(torch.float64) * weight
+    """cores, slow, pair_scale, norm of one head with ``count`` planes, that of the offsets and empty ones included."""
+    rows, offset = rows.to(torch.float64), offset.to(torch.float64)
+    of_planes = torch.zeros(count, BLOCK, dim, dtype=torch.float64, device=rows.device)
+    given = torch.zeros(count, BLOCK, dtype=torch.float64, device=rows.device)
+    rest = offset.clone()
+    for place, plane in enumerate(planes, 1):
+        block, weight = slice(BLOCK * plane.block, BLOCK * plane.block + BLOCK), 2.0**plane.shift
+        of_planes[place] = rows[block] * weight
         # the digits of an offset, a half among the last
-        given[mine] = (rest[block] / weight).floor() if plane.shift else rest[block]
-        rest[block] -= given[mine] * weight
-    scale = _scale(of_planes, dim)
+        given[place] = (rest[block] / weight).floor() if plane.shift else rest[block]
+        rest[block] -= given[place] * weight
+    scale = _scale(of_planes.flatten(0, 1), dim)
     floats = (of_planes / scale.to(torch.float64).repeat(2)).to(torch.float32).to(torch.float8_e4m3fn)
+    floats[0] = _digits(-(given.flatten() @ floats.to(torch.float64).flatten(0, 1)) / _ONE)
     column = torch.arange(8 * fast, device=rows.device).view(fast, 1, 8)
     columns = torch.cat((column, column + dim // 2), 1).flatten()
-    picked = floats.view(torch.uint8)[:, columns].view(count // 2, 2, BLOCK, 2 * fast, 8)
-    begin = -(given @ floats.to(torch.float64))[columns] * _UNIT
-    slow, slow_scale = slow_rows(of_planes, dim, fast, count * BLOCK)
+    picked = floats.view(torch.uint8)[:, :, columns].view(count // 2, 2, BLOCK, 2 * fast, 8)
+    of_blocks = torch.zeros(dim + BLOCK, dim, dtype=torch.float64, device=rows.device)
+    of_blocks[: rows.shape[0]] = rows
+    of_blocks[dim:] = -(offset @ rows) / _ONE
+    slow, slow_scale = slow_rows(of_blocks, dim, fast, dim + BLOCK)
     pair_scale = scale / _UNIT
     pair_scale[8 * fast :] = slow_scale
-    return (
-        picked.permute(0, 3, 1, 4, 2).contiguous(),
-        begin.to(torch.float16).view(torch.int32).view(2 * fast, 4),
-        slow, offset_codes(given, count * BLOCK, halves), pair_scale,
-    )  # fmt: skip
+    of_planes[0] = of_blocks[dim:]
+    longest = of_planes[:, :, torch.arange(dim, device=rows.device) % (dim // 2) >= 8 * fast].norm(dim=-1).amax()
+    return picked.permute(0, 3, 1, 4, 2).contiguous(), slow, pair_scale, longest.to(torch.float32) / slow_scale
+
+
+def _digits(wanted: Tensor) -> Tensor:
+    """Sixteen e4m3 numbers whose sum is nearest to each of ``wanted`` [D]: what is left goes to the next. -> [16, D]."""
+    found, rest = [], wanted.clone()
+    for _ in range(BLOCK):
+        found.append(rest.clamp(-_LARGEST, _LARGEST).to(torch.float32).to(torch.float8_e4m3fn))
+        rest -= found[-1].to(torch.float64)
+    return torch.stack(found)
 
 
 def _scale(rows: Tensor, dim: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tiles import BLOCK, MAX_WIDTH, SCALE_BYTES, block_bytes
 from aatc_cli.errors import AatcError
+from aatc_cli.runtime.kernels.angles import row_angles, span_angles
 from aatc_cli.runtime.kernels.integer_keys import IntegerKeys
 from aatc_cli.runtime.kernels.planes import KeyPlanes
 
@@ -103,6 +104,11 @@ class LayerTables:
         return cls(
             tuple(keys), tuple(values), widths.to(device), offsets.to(device), key, half, value_offset, fast, sum(sizes)
         )
+
+    def token_angles(self, frequencies: Tensor) -> Tensor:
+        """Angles of tokens from where queries are turned back to, in the order of the kernel for these tables."""
+        order = span_angles if isinstance(self.key, KeyPlanes) else row_angles
+        return order(frequencies, self.fast)
 
     def held(self) -> LayerTables:
         """The same for a twin that reads keys' rows as the kernel holds them: rounded."""
