@@ -3,16 +3,18 @@
 A tile is the codes of the keys, those of the values, and both token scales (float16 [64] each). Channels are sorted by
 falling width and cut into blocks of 16 that share a width; zero-bit channels are absent. A block of width w takes
 128 w bytes, as 32-bit words in planes of 2 bits and at most one of 1 bit, the most significant first (5 = 2 + 2 + 1).
+Planes of keys lie by falling bits, those of values by their rank in a block, and blocks follow one another in each.
 
 Lane l = 4 g + t of a warp reads its own words. Keys: byte b of a word belongs to channel 4 t + b, and tokens
-8 g .. 8 g + 7 follow one another in its bits (the last four of a plane of two bits 32 words further on), so that one
-shift and one mask give the operand of an integer matrix product. Values: the two halves of a word hold tokens of
-neighbouring lane groups, so that one mask gives two float16 numbers (u times a power of two, below the normal range,
-which tensor cores read exactly).
+8 g .. 8 g + 7 follow one another in its bits (the last four of a plane of two bits 32 words further on). Values: byte
+2 h + e of a word belongs to tokens 8 (2 t + h) + 2 n + e; its bits hold channels g and g + 8 in turn, first of n = 0
+and 1, those of n = 2 and 3 in the next word (in the bits between, where a plane has one bit). So one mask gives
+operands of integer matrix products for both channels, the second ones four times as large.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -65,6 +67,28 @@ def unpack_block(data: Tensor, width: int, side: Side) -> Tensor:
     return torch.unflatten(codes, -1, (TILE, BLOCK))
 
 
+def plane_starts(widths: Sequence[int], side: Side) -> list[list[int]]:
+    """First byte of every plane of every block, from where the codes of its side begin; blocks by falling width."""
+    planes = [(block, rank, bits) for block, width in enumerate(widths) for rank, bits in enumerate(_planes(width))]
+    order = sorted(planes, key=lambda plane: -plane[2]) if side == "k" else sorted(planes, key=lambda plane: plane[1])
+    starts: list[list[int]] = [[0] * len(_planes(width)) for width in widths]
+    at = 0
+    for block, rank, bits in order:
+        starts[block][rank] = at
+        at += block_bytes(bits)
+    return starts
+
+
+def block_places(widths: Sequence[int], side: Side) -> list[Tensor]:
+    """Places of the bytes of `pack_block` for every block, from where the codes of its side begin. [128 width] each."""
+    return [
+        torch.cat([
+            torch.arange(start, start + block_bytes(bits)) for start, bits in zip(starts, _planes(width), strict=True)
+        ])
+        for starts, width in zip(plane_starts(widths, side), widths, strict=True)
+    ]  # fmt: skip
+
+
 def _planes(width: int) -> tuple[int, ...]:
     return (2,) * (width // 2) + (1,) * (width % 2)
 
@@ -86,7 +110,6 @@ def _key_places(token: Tensor, channel: Tensor, plane: int) -> tuple[Tensor, Ten
 
 def _value_places(token: Tensor, channel: Tensor, plane: int) -> tuple[Tensor, Tensor]:
     upper, lane = channel // 8, 4 * (channel % 8) + token // 16
-    half, step, row = 16 * (token // 8 % 2), token % 8 // 2, token % 2
-    if plane == 1:
-        return lane, half + 8 * row + upper + 2 * step
-    return lane * 2 + upper, half + 8 * row + 2 * step
+    byte, step = 16 * (token // 8 % 2) + 8 * (token % 2), token % 8 // 2
+    bit = byte + 4 * (step % 2) + 2 * upper
+    return (lane, bit + step // 2) if plane == 1 else (2 * lane + step // 2, bit)

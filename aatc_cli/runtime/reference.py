@@ -7,7 +7,7 @@ from torch import Tensor
 
 from aatc_cli.core import Side
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.core.tiles import BLOCK, SCALE_BYTES, TILE, block_bytes, unpack_block
+from aatc_cli.core.tiles import BLOCK, SCALE_BYTES, TILE, block_bytes, block_places, unpack_block
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables
 
 
@@ -20,11 +20,11 @@ def unpack_tiles(data: Tensor, tables: LayerTables, head: int) -> tuple[Tensor, 
     sides: list[Tensor] = []
     names: tuple[Side, Side] = ("k", "v")
     for side, part in zip(names, (tables.keys[head], tables.values[head]), strict=True):
-        blocks = []
-        for width in part.widths:
-            size = block_bytes(width)
-            blocks.append(unpack_block(data[:, start : start + size], width, side))
-            start += size
+        blocks = [
+            unpack_block(data[:, start + places.to(data.device)], width, side)
+            for width, places in zip(part.widths, block_places(part.widths, side), strict=True)
+        ]
+        start += sum(block_bytes(width) for width in part.widths)
         empty = torch.empty(data.shape[0], TILE, 0, dtype=torch.int64, device=data.device)
         sides.append(torch.cat([empty, *blocks], -1).flatten(0, 1).to(torch.float64))
     scales = data[:, start : start + SCALE_BYTES].contiguous().view(torch.float16).to(torch.float64)

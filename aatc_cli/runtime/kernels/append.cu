@@ -79,10 +79,10 @@ __device__ __forceinline__ u32 plane_word(const u8* codes, int block, int side, 
       const int share = 8 / plane, lane = word % 32, b = i / share, r = word / 32 * share + i % share;
       token = 8 * (lane / 4) + r; channel = 4 * (lane % 4) + b; shift = 8 * b + plane * (i % share);
     } else {
-      const int lane = word / plane, upper = plane == 1 ? i & 1 : word % plane;
-      const int rest = plane == 1 ? i >> 1 : i, m = rest & 3, row = rest >> 2 & 1, half = rest >> 3;
-      token = 8 * (2 * (lane % 4) + half) + 2 * m + row; channel = lane / 4 + 8 * upper;
-      shift = 16 * half + 8 * row + 2 * m + (plane == 1 ? upper : 0);
+      const int lane = word / plane, each = 8 / plane, byte = i / each, in = i % each, upper = in & 1, even = in >> 1 & 1;
+      const int later = plane == 1 ? in >> 2 : word % plane, step = 2 * later + even;
+      token = 8 * (2 * (lane % 4) + byte / 2) + 2 * step + byte % 2; channel = lane / 4 + 8 * upper;
+      shift = 8 * byte + 4 * even + 2 * upper + (plane == 1 ? later : 0);
     }
     out |= ((codes[token * D + 16 * block + channel] >> left) & mask) << shift;
   }
@@ -131,15 +131,18 @@ append(int heads, int slots, int sinks, int ring, int tile_bytes, int max_tiles,
     __syncthreads();
     u8* record = data + ((long long)b * max_tiles + tile) * tile_bytes + offsets[h];
     if (side) for (int i = 0; i < NB; i++) record += 128 * widths[h * 2 * NB + i];
-    for (int i = 0; i < NB; i++) {
-      int left = widths[at_block + i];
-      while (left > 0) {
-        const int plane = left >= 2 ? 2 : 1;
-        left -= plane;
-        for (int word = d; word < 32 * plane; word += D) ((u32*)record)[word] = plane_word(codes, i, side, plane, left, word);
-        record += 128 * plane;
+    // keys: planes of two bits and then those of one; values: first planes, second ones, and so on
+    for (int pass = 0; pass < (side ? 4 : 2); pass++)
+      for (int i = 0; i < NB; i++) {
+        const int width = widths[at_block + i];
+        for (int rank = side ? pass : 0; rank < (side ? pass + 1 : 4); rank++) {
+          const int plane = min(2, width - 2 * rank);
+          if (plane <= 0 || (side == 0 && plane != 2 - pass)) continue;
+          for (int word = d; word < 32 * plane; word += D)
+            ((u32*)record)[word] = plane_word(codes, i, side, plane, width - 2 * rank - plane, word);
+          record += 128 * plane;
+        }
       }
-    }
     u16* scales = (u16*)(data + ((long long)b * max_tiles + tile) * tile_bytes + offsets[h + 1] - 256) + 64 * side;
     for (int n = d; n < 64; n += D) scales[n] = to_half(alpha[n]);
     __syncthreads();

@@ -13,7 +13,6 @@
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, each in an even column
 #define QUERY_ROW D
 #define SECOND 2
-#define VALUE_SCALE 1048576.f
 
 #include "device.cuh"
 #include "values.cuh"
@@ -23,29 +22,30 @@
 
 // a copy the compiler cannot see through: values met at a branch would be moved into place at every use
 __device__ __forceinline__ u32 fixed(u32 x, u32 zero) { u32 d; asm volatile("or.b32 %0,%1,%2;" : "=r"(d) : "r"(x), "r"(zero)); return d; }
-// rows R0 .. R0 + N - 1 of the 8 rows of 4 channels that a lane holds of one key block, as bytes, from planes of 2 and 1 bits
-template <int N, int R0> __device__ __forceinline__ void key_rows(u32 (&out)[N], const u8*& at, int width, int lane) {
+// rows R0 .. R0 + N - 1 of the 8 rows of 4 channels that a lane holds of one key block, as bytes, from planes of 2 bits at `pairs` and of 1 at `singles`
+template <int N, int R0>
+__device__ __forceinline__ void key_rows(u32 (&out)[N], const u8*& pairs, const u8*& singles, int width, int lane) {
   if (width >= 2) {
-    const uint2 v = make_uint2(((const u32*)at)[lane], ((const u32*)at)[lane + 32]);
-    at += 256;
+    const uint2 v = make_uint2(((const u32*)pairs)[lane], ((const u32*)pairs)[lane + 32]);
+    pairs += 256;
 #pragma unroll
     for (int i = 0; i < N; i++) { const int r = R0 + i; out[i] = ((r < 4 ? v.x : v.y) >> (2 * (r & 3))) & 0x03030303u; }
 #pragma unroll 1
     for (width -= 2; width >= 2; width -= 2) {
-      const uint2 x = make_uint2(((const u32*)at)[lane], ((const u32*)at)[lane + 32]);
-      at += 256;
+      const uint2 x = make_uint2(((const u32*)pairs)[lane], ((const u32*)pairs)[lane + 32]);
+      pairs += 256;
 #pragma unroll
       for (int i = 0; i < N; i++) { const int r = R0 + i; out[i] = out[i] * 4 + (((r < 4 ? x.x : x.y) >> (2 * (r & 3))) & 0x03030303u); }
     }
     if (width) {
-      const u32 x = ((const u32*)at)[lane];
-      at += 128;
+      const u32 x = ((const u32*)singles)[lane];
+      singles += 128;
 #pragma unroll
       for (int i = 0; i < N; i++) out[i] = out[i] * 2 + ((x >> (R0 + i)) & 0x01010101u);
     }
   } else {
-    const u32 v = width ? ((const u32*)at)[lane] : 0u;
-    at += 128 * width;
+    const u32 v = width ? ((const u32*)singles)[lane] : 0u;
+    singles += 128 * width;
 #pragma unroll
     for (int i = 0; i < N; i++) out[i] = (v >> (R0 + i)) & 0x01010101u;
   }
@@ -68,20 +68,20 @@ __device__ __forceinline__ void turn_queries(float4* angles, const float* query,
 
 // scores of one tile before token scales: sc[ht][m][0] is row g, [1] row g + 8, of head 4 ht + t
 template <int STEPS>
-__device__ __forceinline__ void key_scores(float (&sc)[HT][4][2], const u8* rec, unsigned long long widths, const Absorbed& x,
+__device__ __forceinline__ void key_scores(float (&sc)[HT][4][2], const u8* rec, int pairs, unsigned long long widths, const Absorbed& x,
                                            float delta, const uint4* bs, const uint2* rot, const int4* init, const uint2* turned,
                                            u32 zero, int lane) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int part = 0; part < 4 / MT; part++) {
     u32 a[STEPS][MT][4];
-    const u8* at = rec;
+    const u8 *at = rec, *singles = rec + 256 * pairs;
 #pragma unroll
     for (int i = 0; i < 2 * STEPS; i++) {
       const int width = (int)(widths >> (4 * i)) & 15;
       u32 rows[2 * MT];
-      if (part == 0) key_rows<2 * MT, 0>(rows, at, width, lane);
-      else key_rows<2 * MT, 8 - 2 * MT>(rows, at, width, lane);
+      if (part == 0) key_rows<2 * MT, 0>(rows, at, singles, width, lane);
+      else key_rows<2 * MT, 8 - 2 * MT>(rows, at, singles, width, lane);
 #pragma unroll
       for (int m = 0; m < MT; m++) { a[i / 2][m][(i & 1) * 2] = fixed(rows[2 * m], zero); a[i / 2][m][(i & 1) * 2 + 1] = fixed(rows[2 * m + 1], zero); }
     }
@@ -130,9 +130,9 @@ __device__ __forceinline__ void key_scores(float (&sc)[HT][4][2], const u8* rec,
 // the tiles of one warp: running maximum, sums and summed latents of each head
 template <int STEPS>
 __device__ __forceinline__ void walk(const Shape& s, int from, int to, int warp, int lane, const u8* base, int bytes, int value_at,
-                                     unsigned long long wk, unsigned long long wv, const uint4* bs, const uint2* rot, const int4* init,
+                                     unsigned long long wk, int pairs, unsigned long long counts, const uint4* bs, const uint2* rot, const int4* init,
                                      const uint4* rows, const u32* offsets, const float* query, const float* theta,
-                                     const float4* tile_angles, int first_hidden, u8* stage, float (&o)[HT][NB][4], float (&mref)[HT],
+                                     const float4* tile_angles, int first_hidden, u8* stage, int (&o)[HT][NB][4], float (&mref)[HT],
                                      float (&l)[HT], float (&lv)[HT]) {
   const int g = lane / 4;
   Absorbed x;
@@ -160,16 +160,11 @@ __device__ __forceinline__ void walk(const Shape& s, int from, int to, int warp,
     turn_queries((float4*)held, query, lane);
     float sc[HT][4][2];
     const float delta = (float)(place - span / 2) + 0.125f * g;
-    key_scores<STEPS>(sc, rec, wk, x, delta, bs, rot, init, (const uint2*)held, (u32)s.halves >> 1, lane);
+    key_scores<STEPS>(sc, rec, pairs, wk, x, delta, bs, rot, init, (const uint2*)held, (u32)s.halves >> 1, lane);
 
-    u32 p[HT][4][2];
-    weigh(s, sc, p, rec + bytes - 256, tile, first_hidden, true, o, mref, l, lv, lane);
-    const u8* at = rec + value_at;
-#pragma unroll
-    for (int i = 0; i < NB; i++) {
-      const int width = (int)(wv >> (4 * i)) & 15;
-      value_block(o, i, at, width, lane, p);
-    }
+    float weight[HT][4][2];
+    weigh(s, sc, weight, rec + bytes - 256, tile, first_hidden, true, o, mref, l, lv, lane);
+    sum_values(o, rec + value_at, counts, lane, weight);
     __syncwarp();
     place = place + 1 == span ? 0 : place + 1;
   }
@@ -206,13 +201,14 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
     query[i] = head < G ? element(q, ((long long)(b * s.heads + h) * G + head) * D + d) * s.scaling *
                               pair_scale[h * (D / 2) + d % (D / 2)] : 0.f;
   }
-  unsigned long long wk = 0, wv = 0;
-  int value_at = 0, steps = 0;
+  const unsigned long long counts = value_counts(widths + h * 2 * NB + NB);
+  unsigned long long wk = 0;
+  int value_at = 0, steps = 0, pairs = 0;
 #pragma unroll
   for (int i = 0; i < NB; i++) {
-    const int k = widths[h * 2 * NB + i], v = widths[h * 2 * NB + NB + i];
-    wk |= (unsigned long long)k << (4 * i); wv |= (unsigned long long)v << (4 * i);
-    value_at += 128 * k; steps += k > 0;
+    const int k = widths[h * 2 * NB + i];
+    wk |= (unsigned long long)k << (4 * i);
+    value_at += 128 * k; steps += k > 0; pairs += k / 2;
   }
   __syncthreads();
 
@@ -222,20 +218,21 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
   const int bytes = offsets[h + 1] - offsets[h];
   const u8* base = data + (long long)b * s.max_tiles * s.tile_bytes + offsets[h];
 
-  float o[HT][NB][4], mref[HT], l[HT], lv[HT];
+  int sums[HT][NB][4];
+  float mref[HT], l[HT], lv[HT];
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
     mref[ht] = FLOOR; l[ht] = 0.f; lv[ht] = 0.f;
 #pragma unroll
-    for (int i = 0; i < NB; i++) { o[ht][i][0] = 0.f; o[ht][i][1] = 0.f; o[ht][i][2] = 0.f; o[ht][i][3] = 0.f; }
+    for (int i = 0; i < NB; i++) { sums[ht][i][0] = 0; sums[ht][i][1] = 0; sums[ht][i][2] = 0; sums[ht][i][3] = 0; }
   }
-#define WALK(n) walk<(n)>(s, from, to, warp, lane, base, bytes, value_at, wk, wv, bs, rot, init, wide, twice, query, turn, tile_angles, \
-                        first_hidden, stage, o, mref, l, lv)
+#define WALK(n) walk<(n)>(s, from, to, warp, lane, base, bytes, value_at, wk, pairs, counts, bs, rot, init, wide, twice, query, turn, tile_angles, \
+                        first_hidden, stage, sums, mref, l, lv)
   // specialised for half, three quarters and all of the channels
   const int need = (steps + 1) / 2;
   if (KS >= 2 && need <= KS / 2) WALK(KS / 2 > 0 ? KS / 2 : 1);
   else if (KS >= 4 && need <= KS / 2 + KS / 4) WALK(KS / 2 + KS / 4 > 0 ? KS / 2 + KS / 4 : 1);
   else WALK(KS);
 
-  merge_warps(s, o, mref, l, lv, smem, part, stat, split);
+  merge_warps(s, sums, mref, l, lv, smem, part, stat, split);
 }

@@ -13,15 +13,14 @@
 #define ROW (D + 8)       // floats from one query to the next, so that neighbours lie in other banks
 #define GROUP_BYTES (3 * HT * JF * 256 + 2 * HT * JS * 256 + (JS > 0 ? 2 * KS * HT * 512 : 0))
 #define SIXTEEN 0x4C004C00u    // a pair of float16
-#define SIXTEENTH 0x2C002C00u
-#define VALUE_SCALE (0.25f / 32640.f)  // the first plane of a block counts four
+#define TINY 0x1C001C00u       // 1 / 256
 
 #include "device.cuh"
 #include "wgmma.cuh"
 #include "transfer_sm90.cuh"
 #include "span_sm90.cuh"
 #include "keys_sm90.cuh"
-#include "values_sm90.cuh"
+#include "values.cuh"
 #include "exact.cuh"
 #include "merge.cuh"
 
@@ -36,7 +35,7 @@ struct Walk {
 // the tiles of one group: running maximum, sums and summed latents of each head
 template <int TWOS>
 __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const Span& x, const Walk& w, const uint4* rows, const float* query,
-                                     const float* theta, const float4* tile_angles, float norm, unsigned long long wv, int warp, int lane,
+                                     const float* theta, const float4* tile_angles, float norm, unsigned long long counts, int warp, int lane,
                                      int (&o)[HT][NB][4], float (&mref)[HT], float (&l)[HT], float (&lv)[HT]) {
   const int g = lane / 4, t = lane % 4, group = warp / 4, mine = warp % 4, rounds = (w.length + 3) / 4;
   const auto fetch = [&](int n, bool values) {
@@ -82,7 +81,7 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
     if (valid) arrived(w.values_here, span & 1);
     float weight[HT][4][2];
     weigh(s, sc, weight, w.stage + w.bytes - 256, tile, w.first_hidden, valid, o, mref, l, lv, lane);
-    sum_values(o, w.stage + w.value_at, wv, lane, weight);
+    sum_values(o, w.stage + w.value_at, counts, lane, weight);
     __syncwarp();
     fetch(tile + 4, true);
   }
@@ -128,10 +127,10 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
     row[0] = lo; row[D / 2] = hi;
     row[ROW] = 0.25f * (lo * c + hi * n); row[ROW + D / 2] = 0.25f * (hi * c - lo * n);
   }
-  unsigned long long wv = 0;
+  const unsigned long long counts = value_counts(widths + h * 2 * NB + NB);
   int value_at = 0, twos = 0;
 #pragma unroll
-  for (int i = 0; i < NB; i++) { wv |= (unsigned long long)widths[h * 2 * NB + NB + i] << (4 * i); value_at += 128 * widths[h * 2 * NB + i]; }
+  for (int i = 0; i < NB; i++) value_at += 128 * widths[h * 2 * NB + i];
 #pragma unroll
   for (int i = 0; i < 2 * KS; i++) twos += plane_list[h * 2 * KS + i].y == 2;
   twos = __shfl_sync(~0u, twos, 0);  // the same in all lanes, which the compiler should know
@@ -148,7 +147,7 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
   const Tables with = {rot + warp % 4 * 4 * JF * 32, planes, descriptor_of(address(matrix)), descriptor_of(address(own))};
 
   int sums[HT][NB][4];
-  float o[HT][NB][4], mref[HT], l[HT], lv[HT];
+  float mref[HT], l[HT], lv[HT];
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
     mref[ht] = FLOOR; l[ht] = 0.f; lv[ht] = 0.f;
@@ -156,16 +155,10 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
     for (int i = 0; i < NB; i++) { sums[ht][i][0] = 0; sums[ht][i][1] = 0; sums[ht][i][2] = 0; sums[ht][i][3] = 0; }
   }
 #define WALK(n) if constexpr (n <= 2 * KS && (KINDS >> n & 1)) if (twos == n) \
-    walk<n>(s, with, x, w, wide, query, turn, tile_angles, norms[h], wv, warp, lane, sums, mref, l, lv);
+    walk<n>(s, with, x, w, wide, query, turn, tile_angles, norms[h], counts, warp, lane, sums, mref, l, lv);
   if (w.length > 0) {
     WALK(0) WALK(1) WALK(2) WALK(3) WALK(4) WALK(5) WALK(6) WALK(7) WALK(8) WALK(9) WALK(10) WALK(11) WALK(12) WALK(13) WALK(14)
     WALK(15) WALK(16) WALK(17) WALK(18) WALK(19) WALK(20)
   }
-#pragma unroll
-  for (int ht = 0; ht < HT; ht++)
-#pragma unroll
-    for (int i = 0; i < NB; i++)
-#pragma unroll
-      for (int c = 0; c < 4; c += 2) o[ht][i][c] = fmaf((float)sums[ht][i][c], 256.f, (float)sums[ht][i][c + 1]);
-  merge_warps(s, o, mref, l, lv, smem, part, stat, split);
+  merge_warps(s, sums, mref, l, lv, smem, part, stat, split);
 }

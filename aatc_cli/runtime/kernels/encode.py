@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tiles import BLOCK, SCALE_BYTES, TILE, block_bytes, pack_block
+from aatc_cli.core.tiles import BLOCK, SCALE_BYTES, TILE, block_bytes, block_places, pack_block
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables
 
 
@@ -67,28 +67,27 @@ def tiles_of(rows: dict[Side, Tensor], codecs: dict[Side, TransformCodec], table
         codes, alpha = codec.quantize(codec.latents(rows[side]))
         half = torch.where(codec.bits > 0, torch.exp2(codec.bits.to(torch.float64) - 1), 0.0).to(torch.int64)
         unsigned = (codes.to(torch.int64) + half).view(count, TILE, -1)
-        for width, blocks in _by_width(parts, place, tables).items():
+        for width, blocks in _by_width(parts, side, tables).items():
             channels = torch.stack([channel for channel, _ in blocks])
             packed = pack_block(unsigned[:, :, channels].transpose(1, 2), width, side)
-            starts = torch.tensor([start for _, start in blocks], device=out.device)
-            span = starts[:, None] + torch.arange(block_bytes(width), device=out.device)
-            out[:, span] = packed
+            out[:, torch.stack([places for _, places in blocks]).to(out.device)] = packed
         scales = alpha.view(count, TILE, len(parts)).transpose(1, 2).contiguous().view(torch.uint8)
         ends = tables.offsets[1:].to(torch.int64) - SCALE_BYTES + place * SCALE_BYTES // 2
         out[:, ends[:, None] + torch.arange(SCALE_BYTES // 2, device=out.device)] = scales
     return out
 
 
-def _by_width(parts: tuple[HeadSide, ...], place: int, tables: LayerTables) -> dict[int, list[tuple[Tensor, int]]]:
-    """Site channels and first byte of every block of one side, by width."""
-    found: dict[int, list[tuple[Tensor, int]]] = {}
+def _by_width(
+    parts: tuple[HeadSide, ...], side: Side, tables: LayerTables
+) -> dict[int, list[tuple[Tensor, Tensor]]]:  # fmt: skip
+    """Site channels [16] and places of the bytes of every block of one side, by width."""
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     size = tables.decode.shape[-1]
     for head, part in enumerate(parts):
         start = int(tables.offsets[head])
-        if place:
+        if side == "v":
             start += sum(block_bytes(width) for width in tables.keys[head].widths)
-        for index, width in enumerate(part.widths):
+        for index, (width, places) in enumerate(zip(part.widths, block_places(part.widths, side), strict=True)):
             channels = head * size + part.order[BLOCK * index : BLOCK * (index + 1)]
-            found.setdefault(width, []).append((channels, start))
-            start += block_bytes(width)
+            found.setdefault(width, []).append((channels, start + places))
     return found

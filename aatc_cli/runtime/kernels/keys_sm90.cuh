@@ -20,7 +20,8 @@ __device__ __forceinline__ void unpack_keys(u32 (&a)[KS][4], const u8* rec, cons
   a[0][0] = 0x10101010u; a[0][1] = 0x20202020u;
 #pragma unroll
   for (int i = 1; i < 2 * KS; i++) {
-    const u32* at = (const u32*)(rec + ((const int*)(with.planes + i))[0]) + lane;
+    // planes that a head lacks are read from somewhere and meet rows of zeros
+    const u32* at = (const u32*)(rec + (i <= TWOS ? 256 * (i - 1) : 128 * (TWOS + i - 1))) + lane;
     u32 even, odd;
     if (i <= TWOS) {
       const u32 word = at[32 * (m / 2)], moved = m % 2 ? word >> 4 : word;

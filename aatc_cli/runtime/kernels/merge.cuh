@@ -1,7 +1,7 @@
 // Partial results: of the warps of a program, then of the programs of a head.
 
 // warps of this program; partial sums of latents, maxima and sums of weights go to part and stat
-__device__ __forceinline__ void merge_warps(const Shape& s, float (&o)[HT][NB][4], float (&mref)[HT], float (&l)[HT], float (&lv)[HT],
+__device__ __forceinline__ void merge_warps(const Shape& s, const int (&o)[HT][NB][4], float (&mref)[HT], float (&l)[HT], float (&lv)[HT],
                                             u8* smem, float* part, float* stat, int split) {
   const int h = blockIdx.y, b = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, threads = NW * 32;
 #pragma unroll
@@ -21,8 +21,9 @@ __device__ __forceinline__ void merge_warps(const Shape& s, float (&o)[HT][NB][4
     if (head < G) {
 #pragma unroll
       for (int i = 0; i < NB; i++) {
-        sums[(warp * G + head) * D + 16 * i + g] = o[ht][i][0];
-        sums[(warp * G + head) * D + 16 * i + g + 8] = o[ht][i][2];
+        // upper and lower bytes of the weights have their own sums
+        sums[(warp * G + head) * D + 16 * i + g] = fmaf((float)o[ht][i][0], 256.f, (float)o[ht][i][1]);
+        sums[(warp * G + head) * D + 16 * i + g + 8] = fmaf((float)o[ht][i][2], 256.f, (float)o[ht][i][3]);
       }
     }
   }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aatc_cli.core.tiles import BLOCK, block_bytes
+from aatc_cli.core.tiles import BLOCK, plane_starts
 from aatc_cli.runtime.kernels.integer_keys import slow_rows
 
 _LARGEST, _UNIT = 448.0, 2.0**-9
@@ -27,7 +27,7 @@ _MOST_DIM, _MOST_FAST, _MOST_STEPS = 128, 8, 10
 class KeyPlanes:
     """One layer's keys for ``decode_sm90.cu``. H kv heads, D head dim, J = D / 16 lots of 8 pairs, F of them fast.
 
-    planes int32 [H, P, 4]: byte in a head's record, bits (0 for none), block and weight (as a power of two) of a plane;
+    planes int32 [H, P, 4]: byte in a head's record, bits (0 for none), block and weight (a float32) of a plane;
     plane 0 stands for the offsets, those of two bits are next; cores uint8 (e4m3) [H, P / 2, 2 F, 2, 8, 16]: steps of
     32 channels, lots of 8 columns, halves of a step, columns, channels; slow float16 [H, J + 1, J - F, 32, 8] as of
     `slow_rows`, by blocks and with the offsets' block last; pair_scale float32 [H, D / 2]; norm float32 [H], the longest
@@ -61,7 +61,8 @@ class KeyPlanes:
         table[:, 0, 2] = dim // BLOCK
         for head, found in enumerate(planes):
             for place, plane in enumerate(found, 1):
-                table[head, place] = torch.tensor((plane.at, plane.bits, plane.block, plane.shift))
+                weight = torch.tensor(2.0**plane.shift).view(torch.int32)
+                table[head, place] = torch.tensor((plane.at, plane.bits, plane.block, int(weight)))
         cores, slow, pair_scale, norm = (torch.stack(part) for part in zip(*made, strict=True))
         return cls(table.to(rows[0].device), cores, slow, pair_scale, norm, kinds)
 
@@ -95,22 +96,15 @@ class _Plane:
 
 
 def _planes(widths: tuple[int, ...]) -> list[_Plane]:
-    """Planes of a head's key blocks: two bits each from the top, one for an odd width; those of two bits first."""
-    found, start = [], 0
-    for block, width in enumerate(widths):
-        at, left = start, width
-        while left:
-            bits = min(left, 2)
-            left -= bits
-            found.append(_Plane(block, at, bits, left))
-            at += block_bytes(bits)
-        start += block_bytes(width)
-    return sorted(found, key=lambda plane: -plane.bits)
+    """Planes of a head's key blocks, as they lie: those of two bits first."""
+    found = []
+    for block, (width, starts) in enumerate(zip(widths, plane_starts(widths, "k"), strict=True)):
+        for rank, at in enumerate(starts):
+            found.append(_Plane(block, at, min(2, width - 2 * rank), max(0, width - 2 * rank - 2)))
+    return sorted(found, key=lambda plane: plane.at)
 
 
-def _head(
-    rows: Tensor, offset: Tensor, planes: list[_Plane], count: int, dim: int, fast: int
-) -> tuple[Tensor, ...]:
+def _head(rows: Tensor, offset: Tensor, planes: list[_Plane], count: int, dim: int, fast: int) -> tuple[Tensor, ...]:
     """cores, slow, pair_scale, norm of one head with ``count`` planes, that of the offsets and empty ones included."""
     rows, offset = rows.to(torch.float64), offset.to(torch.float64)
     of_planes = torch.zeros(count, BLOCK, dim, dtype=torch.float64, device=rows.device)

@@ -50,47 +50,53 @@ __device__ __forceinline__ void absorbed_scales(float (&scale)[HT][2], const flo
   }
 }
 
+// rows of a block of channels times a query, in its scales and transposed: a column's channels 4 t .. 4 t + 3 in two registers
+__device__ __forceinline__ void absorb_block(u32 (&h)[2], const uint4* rows, const u32 (&b)[JS + 1][2], float value, float slope, int lane) {
+  float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+  for (int k = 0; k < JS; k++) { const uint4 w = rows[k * 32 + lane]; hmma(c, w.x, w.y, w.z, w.w, b[k][0], b[k][1]); }
+  h[0] = transpose8(pack2(c[0] * value, c[1] * slope)); h[1] = transpose8(pack2(c[2] * value, c[3] * slope));
+}
+// the nearest e4m3 numbers, and sixteen times what they leave
+__device__ __forceinline__ u32 part_of(u32 h, u32& rest) {
+  const u32 near = to_e4m3(h);
+  rest = mul2(add2(h, neg2(from_e4m3(near))), SIXTEEN);
+  return near;
+}
+
 // planes `first`, first + 4 ... of the absorbed queries of `span`; plane 0 is the sum of the offsets
 __device__ __forceinline__ void absorb_planes(const Span& x, int span, const uint4* rows, const int4* planes, const float (&scale)[HT][2],
                                               int first, int lane) {
-  u32 b[HT][JS + 1][2];
 #pragma unroll
-  for (int ht = 0; ht < HT; ht++)
+  for (int ht = 0; ht < HT; ht++) {
+    u32 b[JS + 1][2], h[2], rest[2];
 #pragma unroll
     for (int k = 0; k < JS; k++) {
       const uint2 q = x.slow[((span % 2 * HT + ht) * JS + k) * 32 + lane];
-      b[ht][k][0] = q.x; b[ht][k][1] = q.y;
+      b[k][0] = q.x; b[k][1] = q.y;
+    }
+    u8* to = x.absorbed + ((span % 2 * KS + first / 2) * 2 * HT + 2 * ht) * 256 + first % 2 * 128 + 4 * lane;
+    int i = first;
+    if (first == 0) {
+      // all channels of this plane are alike: the first has the sum and the second what its two parts leave
+      absorb_block(h, rows + J * JS * 32, b, scale[ht][0], scale[ht][1], lane);
+      u32 left, least;
+      const u32 high = part_of(h[0], rest[0]), low = part_of(rest[0], left);
+      const u32 second = part_of(mul2(left, TINY), least), last = to_e4m3(least);
+      const bool holds = lane % 4 == 0;
+      *(u32*)to = holds ? (high & 0xFFu) | (second & 0xFF00u) : 0u;
+      *(u32*)(to + 256) = holds ? (low & 0xFFu) | (last & 0xFF00u) : 0u;
+      i = 4; to += 4 * HT * 256;
     }
 #pragma unroll 1
-  for (int i = first; i < 2 * KS; i += 4) {
-    const int4 plane = planes[i];
-    if (i > 0 && plane.y == 0) break;
-    const float weight = (float)(1 << plane.w);
-#pragma unroll
-    for (int ht = 0; ht < HT; ht++) {
-      float c[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-      for (int k = 0; k < JS; k++) { const uint4 w = rows[(plane.z * JS + k) * 32 + lane]; hmma(c, w.x, w.y, w.z, w.w, b[ht][k][0], b[ht][k][1]); }
-      const float value = scale[ht][0] * weight, slope = scale[ht][1] * weight;
-      const u32 h[2] = {transpose8(pack2(c[0] * value, c[1] * slope)), transpose8(pack2(c[2] * value, c[3] * slope))};
-      u32 hi[2], lo[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        hi[e] = to_e4m3(h[e]);
-        const u32 rest = add2(h[e], neg2(from_e4m3(hi[e])));
-        lo[e] = to_e4m3(mul2(rest, SIXTEEN));
-        if (i == 0) {
-          // all channels of this plane are alike: the first has the sum and the second what its two parts leave
-          const u32 left = fma2(from_e4m3(lo[e]), neg2(SIXTEENTH), rest), more = to_e4m3(left);
-          const u32 least = to_e4m3(mul2(add2(left, neg2(from_e4m3(more))), SIXTEEN));
-          const bool holds = lane % 4 == 0 && e == 0;
-          hi[e] = holds ? (hi[e] & 0xFFu) | (more & 0xFF00u) : 0u;
-          lo[e] = holds ? (lo[e] & 0xFFu) | (least & 0xFF00u) : 0u;
-        }
-      }
-      u8* to = x.absorbed + ((span % 2 * KS + i / 2) * 2 * HT + 2 * ht) * 256 + i % 2 * 128;
-      ((u32*)to)[lane] = hi[0] | hi[1] << 16;
-      ((u32*)(to + 256))[lane] = lo[0] | lo[1] << 16;
+    for (; i < 2 * KS; i += 4, to += 4 * HT * 256) {
+      const int4 plane = planes[i];
+      if (plane.y == 0) break;
+      const float weight = __int_as_float(plane.w);
+      absorb_block(h, rows + plane.z * (JS * 32), b, scale[ht][0] * weight, scale[ht][1] * weight, lane);
+      const u32 high[2] = {part_of(h[0], rest[0]), part_of(h[1], rest[1])};
+      *(u32*)to = __byte_perm(high[0], high[1], 0x5410);
+      *(u32*)(to + 256) = __byte_perm(to_e4m3(rest[0]), to_e4m3(rest[1]), 0x5410);
     }
   }
 }

@@ -94,11 +94,11 @@ class LayerTables:
         decode = torch.zeros(len(values), dim, dim, dtype=torch.float32, device=device)
         value_offset = torch.zeros(len(values), dim, dtype=torch.float32, device=device)
         for head, part in enumerate(values):
-            # the kernel's sums are of codes over 2^(width - first plane)
+            # the kernel's sums are of codes over 2^(width - first plane), four times them in the upper half of a block
             below = torch.tensor([max(width - 2, 0) for width in part.widths], device=device).repeat_interleave(BLOCK)
             unit = torch.exp2(below.to(torch.float32))
             rows = (part.rows.to(torch.float32) * unit[:, None]).to(torch.float16)
-            decode[head, : rows.shape[0]] = rows.to(torch.float32)
+            decode[head, : rows.shape[0]] = rows.to(torch.float32) * _counted(rows.shape[0], device)[:, None]
             value_offset[head] = (part.offset.to(torch.float32) / unit) @ rows.to(torch.float32)
         half = decode.to(torch.float16)
         return cls(
@@ -115,6 +115,11 @@ class LayerTables:
         dim = self.decode.shape[-1]
         keys = (replace(part, rows=self.key.rounded(part.rows, part.widths, dim, self.fast)) for part in self.keys)
         return replace(self, keys=tuple(keys))
+
+
+def _counted(channels: int, device: torch.device) -> Tensor:
+    """What the sums of channels [A] are multiplied with: the second eight of a block lie two bits higher in their bytes."""
+    return torch.where(torch.arange(channels, device=device) % BLOCK < BLOCK // 2, 1.0, 0.25)
 
 
 def fast_pairs(frequencies: Tensor) -> int:

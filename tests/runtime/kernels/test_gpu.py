@@ -47,12 +47,16 @@ def test_decode_is_its_twin(
 
 
 def codecs(quantizer: str, heads: int, dim: int, dtype: torch.dtype) -> dict[Any, TransformCodec]:
+    """Plans of many widths with orthonormal transforms: any matrix may blow up what quantization leaves.
+
+    Keys many times their size make attention choose one of two tokens, and its choice turn on the last bits of a score.
+    """
     found = {}
     for place, side in enumerate(SIDES):
         generator = torch.Generator().manual_seed(place)
         widths = [torch.tensor([(3, 2, 1, 0), (8, 1, 0, 0), (5, 4, 2, 2)][(head + place) % 3]) for head in range(heads)]
         bits = torch.cat([one.repeat_interleave(dim // 4) for one in widths])
-        encode = torch.randn(heads, dim, dim, generator=generator, dtype=torch.float64) / dim**0.5
+        encode = torch.linalg.qr(torch.randn(heads, dim, dim, generator=generator, dtype=torch.float64))[0]
         scale = 0.5 + torch.rand(heads * dim, generator=generator, dtype=torch.float64)
         codec = TransformCodec(encode, torch.linalg.inv(encode), 3 * scale, bits, scale.square(), quantizer, scale)
         found[side] = codec.to("cuda", dtype)
