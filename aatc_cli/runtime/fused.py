@@ -132,8 +132,8 @@ class FusedState:
                                  layer.encode, self.tokens)  # fmt: skip
             out = torch.empty_like(query)
             self._kernels.decode(
-                query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles, self.token_angles[place],
-                self.keys[place], self.values[place], self.slot_angles, self.tokens, self.tiles, self.hidden, out,
+                query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles,
+                self.token_angles[place], self.keys[place], self.values[place], self.slot_angles, self.tokens, self.tiles, self.hidden, out,
             )  # fmt: skip
         else:
             self._append(place, *rows)

@@ -7,7 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.core.tiles import BLOCK, MAX_WIDTH, TILE, block_bytes, pack_block, unpack_block
+from aatc_cli.core import Side
+from aatc_cli.core.tiles import (
+    BLOCK,
+    MAX_WIDTH,
+    TILE,
+    block_bytes,
+    block_places,
+    pack_block,
+    plane_starts,
+    unpack_block,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,10 +49,23 @@ def test_key_words_hold_eight_tokens_of_four_channels() -> None:
     assert int(words[22]) == 1 << (8 * 1 + 3)
 
 
-def test_value_words_hold_two_tokens_in_their_halves() -> None:
-    """Plane of two bits: word 2 lane + upper, half e of token 8 (2 t + e) + 2 m + h, bit 8 h + 2 m."""
+def test_value_words_hold_both_halves_of_a_block_in_a_byte() -> None:
+    """Plane of two bits: word 2 lane + n / 2, byte 2 h + e of token 8 (2 t + h) + 2 n + e, bit 4 (n % 2) + 2 upper."""
     codes = torch.zeros(TILE, BLOCK, dtype=torch.int64)
     codes[8 * (2 * 3 + 1) + 2 * 2 + 1, 8 + 6] = 3
     words = pack_block(codes, 2, "v").view(torch.int32)
     assert words.nonzero().flatten().tolist() == [2 * (4 * 6 + 3) + 1]
-    assert int(words.view(torch.uint8)[4 * 55 + 3]) == 3 << 4
+    assert int(words.view(torch.uint8)[4 * 55 + 3]) == 3 << 2
+
+
+def test_planes_lie_by_bits_or_by_rank() -> None:
+    assert plane_starts((5, 3, 1), "k") == [[0, 256, 768], [512, 896], [1024]]
+    assert plane_starts((5, 3, 1), "v") == [[0, 640, 1024], [256, 896], [512]]
+
+
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_places_of_blocks_are_all_bytes_of_their_side_once(side: Side) -> None:
+    widths = (8, 7, 5, 4, 3, 2, 1, 1)
+    places = block_places(widths, side)
+    assert [place.numel() for place in places] == [block_bytes(width) for width in widths]
+    assert torch.cat(places).sort().values.tolist() == list(range(sum(map(block_bytes, widths))))

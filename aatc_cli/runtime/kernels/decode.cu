@@ -176,11 +176,15 @@ extern "C" __global__ void __launch_bounds__(NW * 32, CTAS)
 decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, const int* offsets, const uint4* matrix, const int4* start,
              const uint4* rows, const u32* row_offsets, const float* pair_scale, const float* theta, const float4* tile_angles,
              const uint2* row_angles, const void* keys, const void* values, const float* slot_angles, const int* tokens,
-             const int* tiles, const int* hidden, float* part, float* stat) {
+             const int* tiles, const int* hidden, const u32* decode, const float* value_offset, int* arrivals, float* part, float* stat, void* out) {
   SHAPE;
   extern __shared__ __align__(16) u8 smem[];
-  if (blockIdx.z < s.exact) { exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem); return; }
-  const int h = blockIdx.y, b = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (blockIdx.z < s.exact) {
+    exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem);
+    finish(s, part, stat, decode, value_offset, arrivals, out, smem);
+    return;
+  }
+  const int h = blockIdx.y, b = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint4* bs = (uint4*)smem;                        // [JF][KS][32] integer key matrix of the fast pairs
   uint4* wide = bs + JF * KS * 32;                 // [NB][JS][32] float16 key rows of the slow pairs
   uint2* rot = (uint2*)(wide + NB * JS * 32);    // [4 m][2 h][JF][32] cos and sin of the tile's tokens
@@ -235,4 +239,5 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
   else WALK(KS);
 
   merge_warps(s, sums, mref, l, lv, smem, part, stat, split);
+  finish(s, part, stat, decode, value_offset, arrivals, out, smem);
 }

@@ -13,14 +13,16 @@ from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 from aatc_cli.runtime.kernels.tables import LayerTables
 
 _LOG2E = 1.4426950408889634
+# programs that may share a head of one sequence
+_MOST_PARTS = 512
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch shape: warps per program, row tiles of 16 tokens held at once (1, 2, 4), programs per multiprocessor.
+    """Launch shape: warps per program, row tiles of 16 tokens held at once, programs per multiprocessor.
 
-    The defaults are the fastest of those measured on an H200 at 128 dimensions; docs/kernels.md has the table.
-    ``of`` picks them for the kernel that a shape runs on.
+    row_tiles is 1, 2 or 4 for decode.cu and 1 or 2 for decode_sm90.cu. The defaults are the fastest of those measured
+    on an H200 at 128 dimensions; docs/log.md has the figures. ``of`` picks them for the kernel that a shape runs on.
     """
 
     warps: int = 6
@@ -35,10 +37,7 @@ class Tuning:
             return cls()
         lots = -(-shape.group // 4)
         registers = 4 * (shape.dim // 16) * lots + 4 * (shape.steps + shape.fast + lots)
-        if registers > 80:
-            return cls(warps=8, row_tiles=1, programs=1)
-        few_and_long = shape.batch * shape.kv_heads < 64 and shape.max_tiles >= 1024
-        return cls(warps=16, row_tiles=1, programs=1) if few_and_long else cls(warps=8, row_tiles=1, programs=2)
+        return cls(warps=16 if registers <= 80 else 12 if registers <= 112 else 8, row_tiles=1, programs=1)
 
     def fitting(self, shape: DecodeShape, shared: int) -> Tuning:
         """The same, or smaller where a wide head or many bits do not leave that room in ``shared`` bytes."""
@@ -72,6 +71,7 @@ class DecodeShape:
     def splits(self, tuning: Tuning, processors: int) -> int:
         """Programs per head and sequence that fill the device once, at most one per ``warps`` tiles."""
         wanted = max(1, processors * tuning.programs // (self.batch * self.kv_heads))
+        wanted = min(wanted, _MOST_PARTS - self.exact)
         return max(1, min(wanted, -(-self.max_tiles // (tuning.warps * (1 if self.steps else self.span)))))
 
     @property
@@ -99,7 +99,9 @@ class DecodeShape:
         merge = warps * self.group * self.dim * 4 + warps * lots * 48
         shares = 2 * warps * 32 // (self.dim // 2) + 2
         exact = shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
-        return max(main, merge, exact)
+        # the last program of a head has the parts of at most all programs there can be
+        last = (shares * self.dim + _MOST_PARTS + 2) * self.group * 4
+        return max(main, merge, exact, last)
 
     def _grouped_bytes(self, warps: int, lots: int) -> int:
         """Of decode_sm90.cu: tables, what groups of four warps share, and a record for each warp."""
@@ -107,7 +109,7 @@ class DecodeShape:
         fixed = self.fast * (self.steps * 512 + 16 * 256) + (self.dim // 16 + 1) * slow * 512 + self.steps * 32
         fixed += pairs * 4 + 8 * lots * (self.dim + 8) * 4
         group = lots * 256 * (3 * self.fast + 2 * slow + (4 * self.steps if slow else 0))
-        return fixed + warps // 4 * group + warps * (16 + self.stage_bytes)
+        return fixed + 16 + warps // 4 * group + warps * (16 + self.stage_bytes)
 
     def _single_bytes(self, warps: int, lots: int) -> int:
         """Of decode.cu: tables, and for each warp two stages and its absorbed queries."""
@@ -135,18 +137,18 @@ class Decoder:
         )  # fmt: skip
         source = "decode_sm90.cu" if shape.steps else "decode.cu"
         self._split = function(source, "decode_split", defines, place)
-        self._combine = function(source, "decode_combine", defines, place)
         self.splits = shape.splits(self.tuning, properties.multi_processor_count)
         rows = shape.batch * shape.kv_heads * (self.splits + shape.exact) * shape.group
         self.part = torch.empty(rows, shape.dim, dtype=torch.float32, device=device)
         self.stat = torch.empty(rows, 3, dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros(shape.batch * shape.kv_heads, dtype=torch.int32, device=device)
         self.shared = shape.shared_bytes(self.tuning)
         self._split.max_dynamic_shared_size_bytes = self.shared
         self._numbers = self._scalars()
 
     def __call__(
         self, query: Tensor, data: Tensor, tables: LayerTables, frequencies: Tensor, tile_angles: Tensor,
-        row_angles: Tensor, keys: Tensor, values: Tensor, slot_angles: Tensor, tokens: Tensor, tiles: Tensor,
+        token_angles: Tensor, keys: Tensor, values: Tensor, slot_angles: Tensor, tokens: Tensor, tiles: Tensor,
         hidden: Tensor, out: Tensor,
     ) -> Tensor:  # fmt: skip
         """Attention of one rotated query per sequence, [B, Hq, D] -> ``out`` [B, Hq, D].
@@ -157,13 +159,9 @@ class Decoder:
         s = self.shape
         launch(
             self._split, (s.batch, s.kv_heads, s.exact + self.splits), self.tuning.warps * 32, self._numbers,
-            (query, data, tables.widths, tables.offsets, *tables.key.arguments, frequencies, tile_angles, row_angles,
-             keys, values, slot_angles, tokens, tiles, hidden,
-             self.part, self.stat), self.shared,
-        )  # fmt: skip
-        launch(
-            self._combine, (s.kv_heads, s.batch, s.group), 4 * s.dim, self._numbers,
-            (self.part, self.stat, tables.decode, tables.value_offset, out),
+            (query, data, tables.widths, tables.offsets, *tables.key.arguments, frequencies, tile_angles, token_angles,
+             keys, values, slot_angles, tokens, tiles, hidden, tables.decode, tables.value_offset, self.arrivals,
+             self.part, self.stat, out), self.shared,
         )  # fmt: skip
         return out
 

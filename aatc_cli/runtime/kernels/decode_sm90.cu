@@ -9,9 +9,11 @@
 #define J (D / 16)    // pairs of 8-column tiles: dims 8 j .. and D / 2 + 8 j ..
 #define JS (J - JF)   // of them slow ones: absorbed into the query instead of reconstructed
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, two columns each
+#define LOTS ((J + 3) / 4)   // of them a warp's own to turn
 #define CORES (JF * 512)  // bytes of the matrix a step
 #define ROW (D + 8)       // floats from one query to the next, so that neighbours lie in other banks
-#define GROUP_BYTES (3 * HT * JF * 256 + 2 * HT * JS * 256 + (JS > 0 ? 2 * KS * HT * 512 : 0))
+#define ABSORBED_BYTES (JS > 0 ? 2 * KS * HT * 512 : 0)
+#define GROUP_BYTES (ABSORBED_BYTES + 3 * HT * JF * 256 + 2 * HT * JS * 256)
 #define SIXTEEN 0x4C004C00u    // a pair of float16
 #define TINY 0x1C001C00u       // 1 / 256
 
@@ -32,24 +34,32 @@ struct Walk {
   u32 keys_here, values_here; // barriers of its two parts
 };
 
+// one lane: keys, or values and scales, of tile n on their way where that is the group's own
+__device__ __forceinline__ void fetch(const Shape& s, const Walk& w, int n, bool values) {
+  const int at = values ? w.value_at : 0, size = values ? w.bytes - w.value_at : w.value_at;
+  if (n >= w.from + w.length) return;
+  expect(values ? w.values_here : w.keys_here, size);
+  if (size) bulk(address(w.stage + at), w.base + (long long)n * s.tile_bytes + at, size, values ? w.values_here : w.keys_here);
+}
+
 // the tiles of one group: running maximum, sums and summed latents of each head
 template <int TWOS>
 __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const Span& x, const Walk& w, const uint4* rows, const float* query,
                                      const float* theta, const float4* tile_angles, float norm, unsigned long long counts, int warp, int lane,
                                      int (&o)[HT][NB][4], float (&mref)[HT], float (&l)[HT], float (&lv)[HT]) {
   const int g = lane / 4, t = lane % 4, group = warp / 4, mine = warp % 4, rounds = (w.length + 3) / 4;
-  const auto fetch = [&](int n, bool values) {
-    const int at = values ? w.value_at : 0, size = values ? w.bytes - w.value_at : w.value_at;
-    if (lane == 0 && n < w.from + w.length)
-      bulk_copy(address(w.stage + at), w.base + (long long)n * s.tile_bytes + at, size, values ? w.values_here : w.keys_here);
+  // lots of pairs are shared out among the four warps; those of slow ones are turned to the middle of the span
+  float4 angle[LOTS];
+  const auto look_up = [&](int span) {
+    const float4* at = tile_angles + min(w.from + 4 * span, s.max_tiles - 1) * (J * 4) + t;
+#pragma unroll
+    for (int i = 0; i < LOTS; i++) { const int j = mine + 4 * i; if (j < J) angle[i] = at[j * 4 + (j < JF ? 0 : 2 * J * 4)]; }
   };
   const auto turn = [&](int span) {
-    const float4* angles = tile_angles + (long long)min(w.from + 4 * span, s.max_tiles - 1) * J * 4;
-#pragma unroll 1
-    for (int j = mine; j < J; j += 4) turn_lot(x, span, j, angles, query, theta, lane);
+#pragma unroll
+    for (int i = 0; i < LOTS; i++) { const int j = mine + 4 * i; if (j < J) turn_lot(x, span, j, angle[i], query, theta, lane); }
   };
-  fetch(w.from + mine, false);
-  fetch(w.from + mine, true);
+  look_up(0);
   float scale[HT][2];
   absorbed_scales(scale, query, theta, norm, lane);
   u32 select[HT][2];
@@ -61,7 +71,8 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
     select[ht][1] = g / 2 == t ? pack2(value * 0.0625f, slope * 0.0625f) : 0u;
   }
   const u32 far = pack2(1.f, (float)(mine - 2) + 0.125f * g + 0.0078125f);
-  turn(0); turn(1);
+  turn(0);
+  if (rounds > 1) { look_up(1); turn(1); }
   sync_group(group);
   if (JS > 0) absorb_planes(x, 0, rows, with.planes, scale, mine, lane);
   for (int span = 0; span < rounds; span++) {
@@ -70,10 +81,11 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
     const int tile = w.from + 4 * span + mine;
     const bool valid = tile < w.from + w.length;
     if (valid) arrived(w.keys_here, span & 1);
+    look_up(span + 2);
     float sc[HT][4][2];
     key_scores<TWOS>(sc, w.stage, with, span, x.fast + span % 3 * HT * JF * 32, select, far, lane);
     __syncwarp();
-    fetch(tile + 4, false);
+    if (lane == 0) fetch(s, w, tile + 4, false);
     if (span + 1 < rounds) {
       turn(span + 2);
       if (JS > 0) absorb_planes(x, span + 1, rows, with.planes, scale, mine, lane);
@@ -83,7 +95,7 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
     weigh(s, sc, weight, w.stage + w.bytes - 256, tile, w.first_hidden, valid, o, mref, l, lv, lane);
     sum_values(o, w.stage + w.value_at, counts, lane, weight);
     __syncwarp();
-    fetch(tile + 4, true);
+    if (lane == 0) fetch(s, w, tile + 4, true);
   }
 }
 
@@ -92,10 +104,15 @@ extern "C" __global__ void __launch_bounds__(NW * 32, CTAS)
 decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, const int* offsets, const int4* plane_list,
              const uint4* cores, const uint4* rows, const float* pair_scale, const float* norms,
              const float* theta, const float4* tile_angles, const uint2* span_angles, const void* keys, const void* values,
-             const float* slot_angles, const int* tokens, const int* tiles, const int* hidden, float* part, float* stat) {
+             const float* slot_angles, const int* tokens, const int* tiles, const int* hidden, const u32* decode, const float* value_offset,
+             int* arrivals, float* part, float* stat, void* out) {
   SHAPE;
   extern __shared__ __align__(128) u8 smem[];
-  if (blockIdx.z < s.exact) { exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem); return; }
+  if (blockIdx.z < s.exact) {
+    exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem);
+    finish(s, part, stat, decode, value_offset, arrivals, out, smem);
+    return;
+  }
   const int h = blockIdx.y, b = blockIdx.x, lane = threadIdx.x % 32, threads = NW * 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
   uint4* matrix = (uint4*)smem;                          // [KS][2 JF][2][8] rows of 16 bytes
@@ -105,45 +122,55 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
   int4* planes = (int4*)(rot + 16 * JF * 32);
   float* turn = (float*)(planes + 2 * KS);               // angle per 64 tokens
   float* query = turn + D / 2;                           // [4 HT][2][ROW], zero above G, each followed by itself turned back by a token
-  unsigned long long* barriers = (unsigned long long*)(query + 8 * HT * ROW);  // [NW][2]
-  u8* stage = (u8*)(barriers + NW * 2) + warp * s.stage_bytes;
-  for (int i = threadIdx.x; i < KS * JF * 32; i += threads) matrix[i] = cores[(long long)h * KS * JF * 32 + i];
+  unsigned long long* barriers = (unsigned long long*)(query + 8 * HT * ROW);  // [NW][2], and one of the tables
+  u8* stage = (u8*)(barriers + NW * 2 + 2) + warp * s.stage_bytes;
+  const int group = warp / 4, split = blockIdx.z - s.exact, count = tiles[b];
+  const int from = (int)((long long)count * split / s.splits), length = (int)((long long)count * (split + 1) / s.splits) - from;
+  const int first = length * group / (NW / 4);
+  int value_at = 0, twos = 0;
+#pragma unroll
+  for (int i = 0; i < NB; i++) value_at += 128 * widths[h * 2 * NB + i];
+  const Walk w = {from + first, length * (group + 1) / (NW / 4) - first, value_at, offsets[h + 1] - offsets[h], hidden[b],
+                  data + (long long)b * s.max_tiles * s.tile_bytes + offsets[h], stage, address(barriers + 2 * warp), address(barriers + 2 * warp + 1)};
+  const u32 tables_here = address(barriers + 2 * NW);
+  if (lane == 0) {
+    make_barrier(w.keys_here); make_barrier(w.values_here);
+    if (threadIdx.x == 0) make_barrier(tables_here);
+    share_with_tensor_cores();
+    if (threadIdx.x == 0) {
+      expect(tables_here, KS * JF * 512 + (J + 1) * JS * 512 + 16 * JF * 256 + KS * 32);
+      bulk(address(matrix), cores + (long long)h * KS * JF * 32, KS * JF * 512, tables_here);
+      if (JS > 0) bulk(address(wide), rows + (long long)h * (J + 1) * JS * 32, (J + 1) * JS * 512, tables_here);
+      bulk(address(rot), span_angles, 16 * JF * 256, tables_here);
+      bulk(address(planes), plane_list + h * 2 * KS, KS * 32, tables_here);
+    }
+    fetch(s, w, w.from + warp % 4, false);
+    fetch(s, w, w.from + warp % 4, true);
+  }
   for (int i = threadIdx.x; i < NW / 4 * GROUP_BYTES / 16; i += threads) ((uint4*)groups)[i] = make_uint4(0u, 0u, 0u, 0u);
-  for (int i = threadIdx.x; i < (J + 1) * JS * 32; i += threads) wide[i] = rows[(long long)h * (J + 1) * JS * 32 + i];
-  for (int i = threadIdx.x; i < 16 * JF * 32; i += threads) rot[i] = span_angles[i];
-  for (int i = threadIdx.x; i < 2 * KS; i += threads) planes[i] = plane_list[h * 2 * KS + i];
-  for (int i = threadIdx.x; i < D / 2; i += threads) turn[i] = theta[i] * 64.f;
-  for (int i = threadIdx.x; i < NW * 2; i += threads) make_barrier(address(barriers + i));
   for (int i = threadIdx.x; i < 4 * HT * D / 2; i += threads) {
     const int head = i / (D / 2), d = i % (D / 2);
     float lo = 0.f, hi = 0.f, c, n;
     if (head < G) {
-      const long long from = ((long long)(b * s.heads + h) * G + head) * D + d;
+      const long long place = ((long long)(b * s.heads + h) * G + head) * D + d;
       const float scale = s.scaling * pair_scale[h * (D / 2) + d];
-      lo = element(q, from) * scale; hi = element(q, from + D / 2) * scale;
+      lo = element(q, place) * scale; hi = element(q, place + D / 2) * scale;
     }
     sincosf(theta[d], &n, &c);
+    if (head == 0) turn[d] = theta[d] * 64.f;
     float* row = query + 2 * head * ROW + d;
     row[0] = lo; row[D / 2] = hi;
     row[ROW] = 0.25f * (lo * c + hi * n); row[ROW + D / 2] = 0.25f * (hi * c - lo * n);
   }
   const unsigned long long counts = value_counts(widths + h * 2 * NB + NB);
-  int value_at = 0, twos = 0;
-#pragma unroll
-  for (int i = 0; i < NB; i++) value_at += 128 * widths[h * 2 * NB + i];
 #pragma unroll
   for (int i = 0; i < 2 * KS; i++) twos += plane_list[h * 2 * KS + i].y == 2;
   twos = __shfl_sync(~0u, twos, 0);  // the same in all lanes, which the compiler should know
   share_with_tensor_cores();
   __syncthreads();
-
-  const int split = blockIdx.z - s.exact, count = tiles[b];
-  const int from = (int)((long long)count * split / s.splits), length = (int)((long long)count * (split + 1) / s.splits) - from;
-  const int group = warp / 4, first = length * group / (NW / 4);
-  const Walk w = {from + first, length * (group + 1) / (NW / 4) - first, value_at, offsets[h + 1] - offsets[h], hidden[b],
-                  data + (long long)b * s.max_tiles * s.tile_bytes + offsets[h], stage, address(barriers + 2 * warp), address(barriers + 2 * warp + 1)};
+  arrived(tables_here, 0);
   u8* own = groups + group * GROUP_BYTES;
-  const Span x = {(uint2*)(own + (JS > 0 ? 2 * KS * HT * 512 : 0)), (uint2*)(own + (JS > 0 ? 2 * KS * HT * 512 : 0)) + 3 * HT * JF * 32, own};
+  const Span x = {(uint2*)(own + ABSORBED_BYTES), (uint2*)(own + ABSORBED_BYTES) + 3 * HT * JF * 32, own};
   const Tables with = {rot + warp % 4 * 4 * JF * 32, planes, descriptor_of(address(matrix)), descriptor_of(address(own))};
 
   int sums[HT][NB][4];
@@ -161,4 +188,5 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
     WALK(15) WALK(16) WALK(17) WALK(18) WALK(19) WALK(20)
   }
   merge_warps(s, sums, mref, l, lv, smem, part, stat, split);
+  finish(s, part, stat, decode, value_offset, arrivals, out, smem);
 }

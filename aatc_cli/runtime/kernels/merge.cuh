@@ -1,4 +1,4 @@
-// Partial results: of the warps of a program, then of the programs of a head.
+// Partial results: of the warps of a program, then of the programs of a head, by the last of them.
 
 // warps of this program; partial sums of latents, maxima and sums of weights go to part and stat
 __device__ __forceinline__ void merge_warps(const Shape& s, const int (&o)[HT][NB][4], float (&mref)[HT], float (&l)[HT], float (&lv)[HT],
@@ -46,42 +46,83 @@ __device__ __forceinline__ void merge_warps(const Shape& s, const int (&o)[HT][N
 }
 
 
-// grid (kv heads, batch, G), 4 D threads: merges the splits, decodes the summed latents once, adds the exact parts
-extern "C" __global__ void __launch_bounds__(4 * D)
-decode_combine(SHAPE_ARGUMENTS, const float* part, const float* stat, const unsigned short* decode, const float* offset, void* out) {
-  SHAPE;
-  __shared__ float latent[4][D], near[4][D], total[4][2];
-  const int h = blockIdx.x, b = blockIdx.y, g = blockIdx.z, d = threadIdx.x % D, quarter = threadIdx.x / D;
-  const int parts = s.splits + s.exact;
-  const long long row = (long long)(b * s.heads + h) * parts * G + g;
-  // a thread decodes a quarter of the channels of one dimension: its matrix is fetched before anything else is known
-  u32 matrix[D / 4];
+// after the partial result of this program is in part and stat: the last program of a head merges them all, decodes the summed latents once
+// and adds the exact parts. `arrivals` counts programs of a head and is zero again at the end
+__device__ __forceinline__ void finish(const Shape& s, const float* part, const float* stat, const u32* decode, const float* offset, int* arrivals,
+                                       void* out, u8* smem) {
+  const int h = blockIdx.y, b = blockIdx.x, threads = NW * 32, parts = s.splits + s.exact;
+  float* latent = (float*)smem;           // [G][D]
+  float* near = latent + G * D;           // [G][D]
+  float* value = near + G * D;            // [groups][G][D]
+  float* share = value + NW * 64 * G;     // [parts][G] what a part's sums count
+  float* total = share + parts * G;       // [G][2] sums of weights, of weights times value scales
+  __shared__ int last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(arrivals + b * s.heads + h, 1) == parts - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const long long row = (long long)(b * s.heads + h) * parts * G;
+  // a thread has two dimensions and every group-th channel, which are fetched before anything else is known
+  constexpr int groups = NW * 64 / D, each = (D + groups - 1) / groups;
+  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
+  u32 matrix[each];
 #pragma unroll
-  for (int c = 0; c < D / 4; c++) matrix[c] = decode[((long long)h * D + quarter * (D / 4) + c) * D + d];
-  float top = FLOOR;
-#pragma unroll 8
-  for (int i = 0; i < parts; i++) top = fmaxf(top, stat[(row + i * G) * 3]);
-  float sum = 0.f, sum_v = 0.f, far = 0.f, exact_v = 0.f;
-#pragma unroll 4
-  for (int i = quarter; i < parts; i += 4) {
-    const long long at = row + i * G;
-    const float f = ex2(stat[at * 3] - top), v = f * part[at * D + d];
-    sum += f * stat[at * 3 + 1]; sum_v += f * stat[at * 3 + 2];
-    if (i < s.splits) far += v; else exact_v += v;
+  for (int n = 0; n < each; n++) {
+    const int c = mine + n * groups;
+    matrix[n] = mine < groups && c < D ? decode[((long long)h * D + c) * (D / 2) + pair] : 0u;
   }
-  latent[quarter][d] = far * VALUE_SCALE; near[quarter][d] = exact_v;
-  if (d == 0) { total[quarter][0] = sum; total[quarter][1] = sum_v; }
-  __syncthreads();
-  if (quarter == 0) latent[0][d] = latent[0][d] + latent[1][d] + latent[2][d] + latent[3][d];
-  __syncthreads();
-  float value = near[quarter][d];
+  for (int g = threadIdx.x / 32; g < G; g += NW) {
+    const int lane = threadIdx.x % 32;
+    float top = FLOOR, sum = 0.f, sum_v = 0.f;
+    for (int i = lane; i < parts; i += 32) {
+      const float* from = stat + (row + i * G + g) * 3;
+      const float reference = __ldcg(from), more = __ldcg(from + 1), more_v = __ldcg(from + 2);
+      const float now = fmaxf(top, reference), old = ex2(top - now), f = ex2(reference - now);
+      top = now; sum = old * sum + f * more; sum_v = old * sum_v + f * more_v;
+      share[i * G + g] = reference;
+    }
+    float most = top;
 #pragma unroll
-  for (int c = 0; c < D / 4; c++) value += latent[0][quarter * (D / 4) + c] * half_lo(matrix[c]);
-  near[quarter][d] = value;
+    for (int n = 16; n; n >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
+    for (int i = lane; i < parts; i += 32) share[i * G + g] = ex2(share[i * G + g] - most);
+    sum *= ex2(top - most); sum_v *= ex2(top - most);
+#pragma unroll
+    for (int n = 16; n; n >>= 1) { sum += __shfl_xor_sync(~0u, sum, n); sum_v += __shfl_xor_sync(~0u, sum_v, n); }
+    if (lane == 0) { total[2 * g] = sum; total[2 * g + 1] = sum_v; }
+  }
   __syncthreads();
-  if (quarter) return;
-  sum = total[0][0] + total[1][0] + total[2][0] + total[3][0];
-  sum_v = total[0][1] + total[1][1] + total[2][1] + total[3][1];
-  value = near[0][d] + near[1][d] + near[2][d] + near[3][d] - sum_v * offset[h * D + d];
-  store(out, ((long long)(b * s.heads + h) * G + g) * D + d, value / sum);
+  for (int i = threadIdx.x; i < G * D; i += threads) {
+    const int g = i / D;
+    float far = 0.f, exact = 0.f;
+#pragma unroll 8
+    for (int n = 0; n < s.splits; n++) far += share[n * G + g] * __ldcg(part + (row + n * G) * D + i);
+#pragma unroll 4
+    for (int n = s.splits; n < parts; n++) exact += share[n * G + g] * __ldcg(part + (row + n * G) * D + i);
+    latent[i] = far * VALUE_SCALE; near[i] = exact;
+  }
+  __syncthreads();
+  if (mine < groups) {
+    float v0[G], v1[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) { v0[g] = 0.f; v1[g] = 0.f; }
+#pragma unroll
+    for (int n = 0; n < each; n++) {
+      const float x = half_lo(matrix[n]), y = half_hi(matrix[n]);
+      const int c = min(mine + n * groups, D - 1);
+#pragma unroll
+      for (int g = 0; g < G; g++) { v0[g] += latent[g * D + c] * x; v1[g] += latent[g * D + c] * y; }
+    }
+#pragma unroll
+    for (int g = 0; g < G; g++) *(float2*)(value + (mine * G + g) * D + 2 * pair) = make_float2(v0[g], v1[g]);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < G * D; i += threads) {
+    const int g = i / D;
+    float v = near[i] - total[2 * g + 1] * offset[h * D + i % D];
+    for (int n = 0; n < groups; n++) v += value[n * G * D + i];
+    store(out, (long long)(b * s.heads + h) * G * D + i, v / total[2 * g]);
+  }
+  if (threadIdx.x == 0) arrivals[b * s.heads + h] = 0;
 }

@@ -30,8 +30,8 @@ class KeyPlanes:
     planes int32 [H, P, 4]: byte in a head's record, bits (0 for none), block and weight (a float32) of a plane;
     plane 0 stands for the offsets, those of two bits are next; cores uint8 (e4m3) [H, P / 2, 2 F, 2, 8, 16]: steps of
     32 channels, lots of 8 columns, halves of a step, columns, channels; slow float16 [H, J + 1, J - F, 32, 8] as of
-    `slow_rows`, by blocks and with the offsets' block last; pair_scale float32 [H, D / 2]; norm float32 [H], the longest
-    row that absorbs a query. Bit n of ``kinds`` is set where a head has n planes of two bits.
+    `slow_rows`, by blocks and with the offsets' block last; pair_scale float32 [H, D / 2]; norm float32 [H], the
+    longest row that absorbs a query. Bit n of ``kinds`` is set where a head has n planes of two bits.
     """
 
     planes: Tensor
@@ -134,7 +134,7 @@ def _head(rows: Tensor, offset: Tensor, planes: list[_Plane], count: int, dim: i
 
 
 def _digits(wanted: Tensor) -> Tensor:
-    """Sixteen e4m3 numbers whose sum is nearest to each of ``wanted`` [D]: what is left goes to the next. -> [16, D]."""
+    """Sixteen e4m3 numbers that add up to each of ``wanted`` [D]: what one leaves goes to the next. -> [16, D]."""
     found, rest = [], wanted.clone()
     for _ in range(BLOCK):
         found.append(rest.clamp(-_LARGEST, _LARGEST).to(torch.float32).to(torch.float8_e4m3fn))

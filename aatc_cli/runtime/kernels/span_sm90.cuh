@@ -10,10 +10,9 @@ struct Span {
   u8* absorbed;     // [2][KS][2 HT][2][8][16]: lots of 8 columns, high parts and then low ones, as the static matrix
 };
 
-// one lot of 8 pairs of `span` turned: j counts fast lots first
-__device__ __forceinline__ void turn_lot(const Span& x, int span, int j, const float4* angles, const float* query, const float* theta, int lane) {
+// one lot of 8 pairs of `span` turned by cs: j counts fast lots first
+__device__ __forceinline__ void turn_lot(const Span& x, int span, int j, float4 cs, const float* query, const float* theta, int lane) {
   const int g = lane / 4, t = lane % 4;
-  const float4 cs = angles[(j < JF ? 0 : 2 * J * 4) + j * 4 + t];  // slow pairs: of the middle of the span
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
     const float* q = query + (8 * ht + (j < JF ? g : g & 6)) * ROW + 8 * j + 2 * t;

@@ -118,7 +118,7 @@ class LayerTables:
 
 
 def _counted(channels: int, device: torch.device) -> Tensor:
-    """What the sums of channels [A] are multiplied with: the second eight of a block lie two bits higher in their bytes."""
+    """What the sums of channels [A] are multiplied with: the second eight of a block lie two bits higher up."""
     return torch.where(torch.arange(channels, device=device) % BLOCK < BLOCK // 2, 1.0, 0.25)
 
 

@@ -1,12 +1,14 @@
 // Bulk copies to shared memory and the barriers that tell of them; a barrier of four warps; 8-bit floats.
 
 __device__ __forceinline__ void make_barrier(u32 at) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory"); }
-// one lane: `size` bytes, which may be none, from global to shared memory
-__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int size, u32 barrier) {
+// one lane: the barrier is passed when so many bytes, which may be none, have come
+__device__ __forceinline__ void expect(u32 barrier, int size) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(size) : "memory");
-  if (size)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(size),
-                 "r"(barrier) : "memory");
+}
+// one lane: `size` bytes from global to shared memory
+__device__ __forceinline__ void bulk(u32 to, const void* from, int size, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(size),
+               "r"(barrier) : "memory");
 }
 // waits for the copy of this parity: the first of a barrier has 0, the next 1
 __device__ __forceinline__ void arrived(u32 barrier, int parity) {

@@ -26,7 +26,7 @@ __device__ __forceinline__ unsigned long long descriptor_of(u32 at) {
 
 
 def wgmma_source(fast: int, slow: int) -> str:
-    """CUDA of ``wgmma_fast`` and ``wgmma_slow``: their columns of d [16 rows a warp] float16 (+)= a [.., 32] ``matrix``.
+    """CUDA of ``wgmma_fast`` and ``wgmma_slow``: columns of d [16 rows a warp], float16, (+)= a [.., 32] ``matrix``.
 
     ``fast`` and ``slow`` count lots of 16 columns; a and ``matrix`` are e4m3, and ADD 0 starts the sums at zero.
     """
