@@ -133,7 +133,8 @@ class FusedState:
             out = torch.empty_like(query)
             self._kernels.decode(
                 query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles,
-                self.token_angles[place], self.keys[place], self.values[place], self.slot_angles, self.tokens, self.tiles, self.hidden, out,
+                self.token_angles[place], self.keys[place], self.values[place], self.slot_angles, self.tokens,
+                self.tiles, self.hidden, out,
             )  # fmt: skip
         else:
             self._append(place, *rows)

@@ -21,8 +21,8 @@ _MOST_PARTS = 512
 class Tuning:
     """Launch shape: warps per program, row tiles of 16 tokens held at once, programs per multiprocessor.
 
-    row_tiles is 1, 2 or 4 for decode.cu and 1 or 2 for decode_sm90.cu. The defaults are the fastest of those measured
-    on an H200 at 128 dimensions; docs/log.md has the figures. ``of`` picks them for the kernel that a shape runs on.
+    row_tiles is 1, 2 or 4, of decode.cu alone. The defaults are the fastest of those measured on an H200 at 128
+    dimensions; docs/log.md has the figures. ``of`` picks them for the kernel that a shape runs on.
     """
 
     warps: int = 6
@@ -71,7 +71,7 @@ class DecodeShape:
     def splits(self, tuning: Tuning, processors: int) -> int:
         """Programs per head and sequence that fill the device once, at most one per ``warps`` tiles."""
         wanted = max(1, processors * tuning.programs // (self.batch * self.kv_heads))
-        wanted = min(wanted, _MOST_PARTS - self.exact)
+        wanted = min(wanted, _MOST_PARTS // 2)
         return max(1, min(wanted, -(-self.max_tiles // (tuning.warps * (1 if self.steps else self.span)))))
 
     @property
@@ -79,10 +79,15 @@ class DecodeShape:
         """Tiles of a warp that share one absorbed query in decode.cu: two, or one where tiles are fewer than warps."""
         return 1 if self.batch * self.kv_heads * self.max_tiles < 4096 else 2
 
-    @property
-    def exact(self) -> int:
-        """Programs per head and sequence for sinks and window: several where few sequences leave the device idle."""
-        return 4 if self.batch * self.kv_heads < 64 else 1
+    def exact(self, splits: int, slots: int) -> tuple[int, bool]:
+        """Shares of a head's sinks and window, and whether programs that walk tiles take them: if ``slots`` are full.
+
+        Otherwise they are programs of their own, several where few sequences leave the device idle.
+        """
+        heads = self.batch * self.kv_heads
+        own = 4 if heads < 64 else 1
+        inside = self.steps > 0 and heads * (splits + own) > slots
+        return (splits, True) if inside else (own, False)
 
     @property
     def stage_bytes(self) -> int:
@@ -98,7 +103,7 @@ class DecodeShape:
         main = self._grouped_bytes(warps, lots) if self.steps else self._single_bytes(warps, lots)
         merge = warps * self.group * self.dim * 4 + warps * lots * 48
         shares = 2 * warps * 32 // (self.dim // 2) + 2
-        exact = shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
+        exact = self._exact_bytes(warps)
         # the last program of a head has the parts of at most all programs there can be
         last = (shares * self.dim + _MOST_PARTS + 2) * self.group * 4
         return max(main, merge, exact, last)
@@ -106,10 +111,16 @@ class DecodeShape:
     def _grouped_bytes(self, warps: int, lots: int) -> int:
         """Of decode_sm90.cu: tables, what groups of four warps share, and a record for each warp."""
         slow, pairs = self.dim // 16 - self.fast, self.dim // 2
-        fixed = self.fast * (self.steps * 512 + 16 * 256) + (self.dim // 16 + 1) * slow * 512 + self.steps * 32
+        fixed = self.fast * 16 * 256 + (self.dim // 16 + 1) * slow * 512 + self.steps * 32
         fixed += pairs * 4 + 8 * lots * (self.dim + 8) * 4
-        group = lots * 256 * (3 * self.fast + 2 * slow + (4 * self.steps if slow else 0))
-        return fixed + 16 + warps // 4 * group + warps * (16 + self.stage_bytes)
+        group = 512 * self.steps * (self.fast + (lots if slow else 0)) + lots * 256 * (3 * self.fast + 2 * slow)
+        held = max(warps * self.stage_bytes, self._exact_bytes(warps))
+        return fixed + 16 + warps // 4 * (group + 8) + warps * 16 + held
+
+    def _exact_bytes(self, warps: int) -> int:
+        """Of sinks and window: queries, sums of groups of tokens, slots and scores."""
+        shares = 2 * warps * 32 // (self.dim // 2) + 2
+        return shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
 
     def _single_bytes(self, warps: int, lots: int) -> int:
         """Of decode.cu: tables, and for each warp two stages and its absorbed queries."""
@@ -138,7 +149,9 @@ class Decoder:
         source = "decode_sm90.cu" if shape.steps else "decode.cu"
         self._split = function(source, "decode_split", defines, place)
         self.splits = shape.splits(self.tuning, properties.multi_processor_count)
-        rows = shape.batch * shape.kv_heads * (self.splits + shape.exact) * shape.group
+        self.shares, inside = shape.exact(self.splits, properties.multi_processor_count * self.tuning.programs)
+        self.programs = self.splits + (0 if inside else self.shares)
+        rows = shape.batch * shape.kv_heads * (self.splits + self.shares) * shape.group
         self.part = torch.empty(rows, shape.dim, dtype=torch.float32, device=device)
         self.stat = torch.empty(rows, 3, dtype=torch.float32, device=device)
         self.arrivals = torch.zeros(shape.batch * shape.kv_heads, dtype=torch.int32, device=device)
@@ -158,7 +171,7 @@ class Decoder:
         """
         s = self.shape
         launch(
-            self._split, (s.batch, s.kv_heads, s.exact + self.splits), self.tuning.warps * 32, self._numbers,
+            self._split, (s.batch, s.kv_heads, self.programs), self.tuning.warps * 32, self._numbers,
             (query, data, tables.widths, tables.offsets, *tables.key.arguments, frequencies, tile_angles, token_angles,
              keys, values, slot_angles, tokens, tiles, hidden, tables.decode, tables.value_offset, self.arrivals,
              self.part, self.stat, out), self.shared,
@@ -168,7 +181,7 @@ class Decoder:
     def _scalars(self) -> tuple[Any, ...]:
         s = self.shape
         whole = (
-            s.kv_heads, self.splits, s.exact, s.span, s.slots, s.sinks, s.slots - s.sinks, s.tile_bytes, s.max_tiles,
-            s.stage_bytes, s.halves,
+            s.kv_heads, self.splits, self.shares, s.span, s.slots, s.sinks, s.slots - s.sinks, s.tile_bytes,
+            s.max_tiles, s.stage_bytes, s.halves,
         )  # fmt: skip
         return *(np.int32(value) for value in whole), np.float32(s.scaling * _LOG2E)

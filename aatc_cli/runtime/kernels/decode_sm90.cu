@@ -10,10 +10,9 @@
 #define JS (J - JF)   // of them slow ones: absorbed into the query instead of reconstructed
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, two columns each
 #define LOTS ((J + 3) / 4)   // of them a warp's own to turn
-#define CORES (JF * 512)  // bytes of the matrix a step
+#define CORES ((JF + (JS > 0 ? HT : 0)) * 512)  // bytes of the matrix a step
 #define ROW (D + 8)       // floats from one query to the next, so that neighbours lie in other banks
-#define ABSORBED_BYTES (JS > 0 ? 2 * KS * HT * 512 : 0)
-#define GROUP_BYTES (ABSORBED_BYTES + 3 * HT * JF * 256 + 2 * HT * JS * 256)
+#define GROUP_BYTES (KS * CORES + 3 * HT * JF * 256 + 2 * HT * JS * 256)
 #define SIXTEEN 0x4C004C00u    // a pair of float16
 #define TINY 0x1C001C00u       // 1 / 256
 
@@ -32,6 +31,7 @@ struct Walk {
   const u8* base;
   u8* stage;                  // a record
   u32 keys_here, values_here; // barriers of its two parts
+  u32 read;                   // barrier of a group: its warps have read the matrix
 };
 
 // one lane: keys, or values and scales, of tile n on their way where that is the group's own
@@ -83,12 +83,15 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
     if (valid) arrived(w.keys_here, span & 1);
     look_up(span + 2);
     float sc[HT][4][2];
-    key_scores<TWOS>(sc, w.stage, with, span, x.fast + span % 3 * HT * JF * 32, select, far, lane);
+    key_scores<TWOS>(sc, w.stage, with, x.fast + span % 3 * HT * JF * 32, select, far, lane);
     __syncwarp();
-    if (lane == 0) fetch(s, w, tile + 4, false);
+    if (lane == 0) { arrive_at(w.read); fetch(s, w, tile + 4, false); }
     if (span + 1 < rounds) {
       turn(span + 2);
-      if (JS > 0) absorb_planes(x, span + 1, rows, with.planes, scale, mine, lane);
+      if (JS > 0) {
+        arrived(w.read, span & 1);
+        absorb_planes(x, span + 1, rows, with.planes, scale, mine, lane);
+      }
     }
     if (valid) arrived(w.values_here, span & 1);
     float weight[HT][4][2];
@@ -99,7 +102,7 @@ __device__ __forceinline__ void walk(const Shape& s, const Tables& with, const S
   }
 }
 
-// grid (batch, kv heads, exact + splits), NW * 32 threads; the short programs of exact tokens come first
+// grid (batch, kv heads, splits, and programs of exact tokens before them), NW * 32 threads
 extern "C" __global__ void __launch_bounds__(NW * 32, CTAS)
 decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, const int* offsets, const int4* plane_list,
              const uint4* cores, const uint4* rows, const float* pair_scale, const float* norms,
@@ -108,46 +111,56 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
              int* arrivals, float* part, float* stat, void* out) {
   SHAPE;
   extern __shared__ __align__(128) u8 smem[];
-  if (blockIdx.z < s.exact) {
+  // sinks and window have short programs of their own, or are shared out among the programs that walk tiles
+  const bool inside = gridDim.z == s.splits;
+  if (!inside && blockIdx.z < s.exact) {
     exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem);
     finish(s, part, stat, decode, value_offset, arrivals, out, smem);
     return;
   }
   const int h = blockIdx.y, b = blockIdx.x, lane = threadIdx.x % 32, threads = NW * 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
-  uint4* matrix = (uint4*)smem;                          // [KS][2 JF][2][8] rows of 16 bytes
-  u8* groups = (u8*)(matrix + KS * JF * 32);             // [NW / 4][GROUP_BYTES]
+  u8* groups = smem;                                     // [NW / 4][GROUP_BYTES]
   uint4* wide = (uint4*)(groups + NW / 4 * GROUP_BYTES); // [J + 1][JS][32], the last block the sum of the offsets
   uint2* rot = (uint2*)(wide + (J + 1) * JS * 32);       // [16][JF][32]
   int4* planes = (int4*)(rot + 16 * JF * 32);
   float* turn = (float*)(planes + 2 * KS);               // angle per 64 tokens
   float* query = turn + D / 2;                           // [4 HT][2][ROW], zero above G, each followed by itself turned back by a token
-  unsigned long long* barriers = (unsigned long long*)(query + 8 * HT * ROW);  // [NW][2], and one of the tables
-  u8* stage = (u8*)(barriers + NW * 2 + 2) + warp * s.stage_bytes;
-  const int group = warp / 4, split = blockIdx.z - s.exact, count = tiles[b];
+  unsigned long long* barriers = (unsigned long long*)(query + 8 * HT * ROW);  // [NW][2], of groups, and one of the tables
+  u8* stages = (u8*)(barriers + NW * 2 + NW / 4 + 1 + (NW / 4 + 1) % 2);
+  const int group = warp / 4, split = blockIdx.z - (inside ? 0 : s.exact), count = tiles[b];
   const int from = (int)((long long)count * split / s.splits), length = (int)((long long)count * (split + 1) / s.splits) - from;
   const int first = length * group / (NW / 4);
   int value_at = 0, twos = 0;
 #pragma unroll
   for (int i = 0; i < NB; i++) value_at += 128 * widths[h * 2 * NB + i];
   const Walk w = {from + first, length * (group + 1) / (NW / 4) - first, value_at, offsets[h + 1] - offsets[h], hidden[b],
-                  data + (long long)b * s.max_tiles * s.tile_bytes + offsets[h], stage, address(barriers + 2 * warp), address(barriers + 2 * warp + 1)};
-  const u32 tables_here = address(barriers + 2 * NW);
+                  data + (long long)b * s.max_tiles * s.tile_bytes + offsets[h], stages + warp * s.stage_bytes, address(barriers + 2 * warp), address(barriers + 2 * warp + 1),
+                  address(barriers + 2 * NW + group)};
+  const u32 tables_here = address(barriers + 2 * NW + NW / 4);
+  u8* own = groups + group * GROUP_BYTES;
   if (lane == 0) {
-    make_barrier(w.keys_here); make_barrier(w.values_here);
-    if (threadIdx.x == 0) make_barrier(tables_here);
+    make_barrier(w.keys_here, 1); make_barrier(w.values_here, 1);
+    if (warp % 4 == 0) make_barrier(w.read, 4);
+    if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
     if (threadIdx.x == 0) {
-      expect(tables_here, KS * JF * 512 + (J + 1) * JS * 512 + 16 * JF * 256 + KS * 32);
-      bulk(address(matrix), cores + (long long)h * KS * JF * 32, KS * JF * 512, tables_here);
+      expect(tables_here, NW / 4 * KS * JF * 512 + (J + 1) * JS * 512 + 16 * JF * 256 + KS * 32);
+      for (int i = 0; i < NW / 4 * KS; i++)
+        bulk(address(groups + i / KS * GROUP_BYTES + i % KS * CORES), cores + (long long)(h * KS + i % KS) * JF * 32, JF * 512, tables_here);
       if (JS > 0) bulk(address(wide), rows + (long long)h * (J + 1) * JS * 32, (J + 1) * JS * 512, tables_here);
       bulk(address(rot), span_angles, 16 * JF * 256, tables_here);
       bulk(address(planes), plane_list + h * 2 * KS, KS * 32, tables_here);
     }
-    fetch(s, w, w.from + warp % 4, false);
-    fetch(s, w, w.from + warp % 4, true);
   }
-  for (int i = threadIdx.x; i < NW / 4 * GROUP_BYTES / 16; i += threads) ((uint4*)groups)[i] = make_uint4(0u, 0u, 0u, 0u);
+  if (inside) {
+    exact_part(s, split, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, stages);
+    __syncthreads();
+  }
+  if (lane == 0) { fetch(s, w, w.from + warp % 4, false); fetch(s, w, w.from + warp % 4, true); }
+  // absorbed columns of planes that a head lacks stay zero
+  for (int i = threadIdx.x % 128; JS > 0 && i < KS * HT * 32; i += 128)
+    ((uint4*)(own + i / (HT * 32) * CORES + JF * 512))[i % (HT * 32)] = make_uint4(0u, 0u, 0u, 0u);
   for (int i = threadIdx.x; i < 4 * HT * D / 2; i += threads) {
     const int head = i / (D / 2), d = i % (D / 2);
     float lo = 0.f, hi = 0.f, c, n;
@@ -169,9 +182,8 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
   share_with_tensor_cores();
   __syncthreads();
   arrived(tables_here, 0);
-  u8* own = groups + group * GROUP_BYTES;
-  const Span x = {(uint2*)(own + ABSORBED_BYTES), (uint2*)(own + ABSORBED_BYTES) + 3 * HT * JF * 32, own};
-  const Tables with = {rot + warp % 4 * 4 * JF * 32, planes, descriptor_of(address(matrix)), descriptor_of(address(own))};
+  const Span x = {(uint2*)(own + KS * CORES), (uint2*)(own + KS * CORES) + 3 * HT * JF * 32, own};
+  const Tables with = {rot + warp % 4 * 4 * JF * 32, planes, descriptor_of(address(own))};
 
   int sums[HT][NB][4];
   float mref[HT], l[HT], lv[HT];

@@ -10,13 +10,12 @@
 struct Tables {
   const uint2* rot;            // [4 m][JF][32] cos and sin of this warp's even tokens, from the start of the span
   const int4* planes;          // [2 KS]: byte in the record, bits, block, weight of the lowest bit
-  unsigned long long matrix;   // fast pairs
-  unsigned long long absorbed; // two buffers of KS * HT * 32 units of 16 bytes
+  unsigned long long matrix;   // of this group: fast pairs and absorbed queries
 };
 
 // operands of rows 2 m and 2 m + 1; planes 1 .. TWOS have two bits
 template <int TWOS>
-__device__ __forceinline__ void unpack_keys(u32 (&a)[KS][4], const u8* rec, const Tables& with, int m, int lane) {
+__device__ __forceinline__ void unpack_keys(u32 (&a)[KS][4], const u8* rec, int m, int lane) {
   a[0][0] = 0x10101010u; a[0][1] = 0x20202020u;
 #pragma unroll
   for (int i = 1; i < 2 * KS; i++) {
@@ -35,44 +34,28 @@ __device__ __forceinline__ void unpack_keys(u32 (&a)[KS][4], const u8* rec, cons
   }
 }
 
-__device__ __forceinline__ void multiply(u32 (&k)[SUMS], const u32 (&a)[KS][4], const Tables& with, unsigned long long absorbed) {
+__device__ __forceinline__ void multiply(u32 (&k)[SUMS], const u32 (&a)[KS][4], const Tables& with) {
   arrive();
-  wgmma_fast<0>(k, a[0], with.matrix);
-  if (JS > 0) wgmma_slow<0>(k, a[0], absorbed);
+  wgmma<0>(k, a[0], with.matrix);
 #pragma unroll
-  for (int i = 1; i < KS; i++) {
-    wgmma_fast<1>(k, a[i], with.matrix + i * (CORES / 16));
-    if (JS > 0) wgmma_slow<1>(k, a[i], absorbed + i * (HT * 32));
-  }
+  for (int i = 1; i < KS; i++) wgmma<1>(k, a[i], with.matrix + i * (CORES / 16));
   close_group();
 }
 
 // scores before token scales: sc[ht][m][0] is token 8 g + 2 m of head 4 ht + t, [1] the token after it. `select` picks a head's columns of the
 // absorbed queries, `far` is one and the place of the lane's first token from the middle of the span
 template <int TWOS>
-__device__ __forceinline__ void key_scores(float (&sc)[HT][4][2], const u8* rec, const Tables& with, int span, const uint2* turned,
+__device__ __forceinline__ void key_scores(float (&sc)[HT][4][2], const u8* rec, const Tables& with, const uint2* turned,
                                            const u32 (&select)[HT][2], u32 far, int lane) {
-  u32 a[KS][4], k[MT][SUMS];
-  const unsigned long long absorbed = with.absorbed + span % 2 * (KS * HT * 32);
-  if (MT == 2) {
-    unpack_keys<TWOS>(a, rec, with, 0, lane);
-    multiply(k[0], a, with, absorbed);
-  }
 #pragma unroll
   for (int m = 0; m < 4; m++) {
-    if (MT == 1) {
-      unpack_keys<TWOS>(a, rec, with, m, lane);
-      multiply(k[0], a, with, absorbed);
-    }
+    u32 a[KS][4], sum[SUMS];
+    unpack_keys<TWOS>(a, rec, m, lane);
+    multiply(sum, a, with);
     pending<0>();
-    keep(k[m % MT]);
+    keep(sum);
 #pragma unroll
     for (int i = 0; i < KS; i++) keep(a[i]);
-    if (MT == 2 && m < 3) {
-      unpack_keys<TWOS>(a, rec, with, m + 1, lane);
-      multiply(k[(m + 1) % 2], a, with, absorbed);
-    }
-    const u32 (&sum)[SUMS] = k[m % MT];
     float s[HT][4];
 #pragma unroll
     for (int ht = 0; ht < HT; ht++) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ void finish(const Shape& s, const float* part, const 
   __shared__ int last;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(arrivals + b * s.heads + h, 1) == parts - 1;
+  if (threadIdx.x == 0) last = atomicAdd(arrivals + b * s.heads + h, 1) == gridDim.z - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();

@@ -3,11 +3,11 @@
 //
 // A query column c = 2 head + r: of fast pairs r = 1 is the query turned back by a token, of slow pairs the slope by the angle of 64 tokens.
 
-// buffers of a group: fast queries of three spans, slow ones of two, absorbed ones of two
+// buffers of a group: fast queries of three spans, slow ones of two, absorbed ones behind the columns of fast pairs
 struct Span {
   uint2* fast;      // [3][HT][JF][32]
   uint2* slow;      // [2][HT][JS][32]
-  u8* absorbed;     // [2][KS][2 HT][2][8][16]: lots of 8 columns, high parts and then low ones, as the static matrix
+  u8* matrix;       // [KS][2 JF + 2 HT][2][8][16]: lots of 8 columns; of absorbed queries high parts and then low ones
 };
 
 // one lot of 8 pairs of `span` turned by cs: j counts fast lots first
@@ -74,7 +74,7 @@ __device__ __forceinline__ void absorb_planes(const Span& x, int span, const uin
       const uint2 q = x.slow[((span % 2 * HT + ht) * JS + k) * 32 + lane];
       b[k][0] = q.x; b[k][1] = q.y;
     }
-    u8* to = x.absorbed + ((span % 2 * KS + first / 2) * 2 * HT + 2 * ht) * 256 + first % 2 * 128 + 4 * lane;
+    u8* to = x.matrix + first / 2 * CORES + (2 * JF + 2 * ht) * 256 + first % 2 * 128 + 4 * lane;
     int i = first;
     if (first == 0) {
       // all channels of this plane are alike: the first has the sum and the second what its two parts leave
@@ -85,10 +85,10 @@ __device__ __forceinline__ void absorb_planes(const Span& x, int span, const uin
       const bool holds = lane % 4 == 0;
       *(u32*)to = holds ? (high & 0xFFu) | (second & 0xFF00u) : 0u;
       *(u32*)(to + 256) = holds ? (low & 0xFFu) | (last & 0xFF00u) : 0u;
-      i = 4; to += 4 * HT * 256;
+      i = 4; to += 2 * CORES;
     }
 #pragma unroll 1
-    for (; i < 2 * KS; i += 4, to += 4 * HT * 256) {
+    for (; i < 2 * KS; i += 4, to += 2 * CORES) {
       const int4 plane = planes[i];
       if (plane.y == 0) break;
       const float weight = __int_as_float(plane.w);

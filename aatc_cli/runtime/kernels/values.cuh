@@ -131,6 +131,7 @@ __device__ __forceinline__ void weigh(const Shape& s, float (&sc)[HT][4][2], flo
       for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
       const float f = ex2(mref[ht] - top);
       mref[ht] = top; l[ht] *= f; lv[ht] *= f;
+      if (!__any_sync(~0u, l[ht] > 0.f)) continue;  // nothing was summed yet
 #pragma unroll
       for (int i = 0; i < NB; i++)
 #pragma unroll

@@ -1,4 +1,4 @@
-"""The source of Hopper's warpgroup products for given numbers of columns: their register lists depend on them."""
+"""The source of Hopper's warpgroup product for one number of columns: its register list depends on it."""
 
 from __future__ import annotations
 
@@ -25,33 +25,25 @@ __device__ __forceinline__ unsigned long long descriptor_of(u32 at) {
 """
 
 
-def wgmma_source(fast: int, slow: int) -> str:
-    """CUDA of ``wgmma_fast`` and ``wgmma_slow``: columns of d [16 rows a warp], float16, (+)= a [.., 32] ``matrix``.
+def wgmma_source(lots: int) -> str:
+    """CUDA of ``wgmma``: d [16 rows a warp, 16 ``lots`` columns], float16, (+)= a [.., 32] ``matrix``, both e4m3.
 
-    ``fast`` and ``slow`` count lots of 16 columns; a and ``matrix`` are e4m3, and ADD 0 starts the sums at zero.
+    ADD 0 starts the sums at zero.
     """
-    total = 4 * (fast + slow)
-    return _FIXED + _product("wgmma_fast", 0, 4 * fast, total) + _product("wgmma_slow", 4 * fast, 4 * slow, total)
-
-
-def _product(name: str, first: int, count: int, total: int) -> str:
-    """A product into ``count`` registers from ``first`` on, of ``total``."""
-    head = (
-        f"template <int ADD> __device__ __forceinline__ void {name}"
-        f"(u32 (&d)[{total}], const u32 (&a)[4], unsigned long long matrix) {{"
-    )
-    if not count:
-        return head + "}\n"
+    count = 4 * lots
     sums = ", ".join(f"%{i}" for i in range(count))
     codes = ", ".join(f"%{count + i}" for i in range(4))
-    shape = f"m64n{4 * count}k32.f16.e4m3.e4m3"
-    lines = [head]
+    lines = [
+        "template <int ADD> __device__ __forceinline__ void wgmma"
+        f"(u32 (&d)[{count}], const u32 (&a)[4], unsigned long long matrix) {{"
+    ]
     for add in (0, 1):
-        outputs = ", ".join(f'"{"+" if add else "="}r"(d[{first + i}])' for i in range(count))
+        outputs = ", ".join(f'"{"+" if add else "="}r"(d[{i}])' for i in range(count))
         lines.append(
             f"  {'else' if add else 'if constexpr (!ADD)'} asm volatile("
-            f'"{{.reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.{shape} '
+            f'"{{.reg .pred p; setp.ne.u32 p, {add}, 0; '
+            f"wgmma.mma_async.sync.aligned.m64n{16 * lots}k32.f16.e4m3.e4m3 "
             f'{{{sums}}}, {{{codes}}}, %{count + 4}, p, 1, 1;}}"\n'
             f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix));'
         )
-    return "\n".join([*lines, "}", ""])
+    return _FIXED + "\n".join([*lines, "}", ""])
