@@ -27,7 +27,7 @@ __device__ __forceinline__ void absorb(Absorbed& x, const uint4* rows, const u32
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
-    const float* q = query + (ht * 4 + g / 2) * QUERY_ROW;
+    const float* q = query + (ht * 4 + g / 2) * D;
     u32 b[JS + 1][2];
 #pragma unroll
     for (int i = 0; i < JS; i++) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void turn_fast(u32 (&q)[HT][JF][2], const float4* ang
 }
 
 // absorbed scores of row tiles part * MT ..: codes against value and slope; s[ht][m][0] is row g of head 4 ht + t
-// and [SECOND] row g + 8: where a kernel's other products put it
+// and [2] row g + 8
 template <int STEPS>
 __device__ __forceinline__ void slow_scores(float (&s)[HT][MT][4], const u32 (&a)[STEPS][MT][4], const Absorbed& x, float delta, int part,
                                             int lane) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ void slow_scores(float (&s)[HT][MT][4], const u32 (&a
         const float far = delta + 0.015625f * (2 * (part * MT + m) + r);
         const float value = fmaf(__int_as_float(lo[m][2 * r]) - MAGIC_F, 1.f / 254.f, __int_as_float(hi[m][2 * r]) - MAGIC_F);
         const float slope = (__int_as_float(hi[m][2 * r + 1]) - MAGIC_F) * x.scale[ht][1];
-        s[ht][m][r * SECOND] = fmaf(value, x.scale[ht][0], far * slope);
-        s[ht][m][r * SECOND + (r == 0 || SECOND == 2 ? 1 : -1)] = 0.f;
+        s[ht][m][2 * r] = fmaf(value, x.scale[ht][0], far * slope);
+        s[ht][m][2 * r + 1] = 0.f;
       }
   }
 }

@@ -11,8 +11,6 @@
 #define ANGLE_BYTES (J * 64 > HT * JF * 128 ? J * 64 : HT * JF * 128)
 #define RECORD_AT (ANGLE_BYTES + (JS > 0 ? J * 64 : 0))
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, each in an even column
-#define QUERY_ROW D
-#define SECOND 2
 
 #include "device.cuh"
 #include "values.cuh"
