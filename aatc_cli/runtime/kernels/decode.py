@@ -93,7 +93,8 @@ class DecodeShape:
     def stage_bytes(self) -> int:
         """Shared bytes of one tile under way: the record, and where warps are on their own two sets of angles."""
         if self.steps:
-            return self.head_bytes
+            # planes that a head lacks are read too, as far as the most planes of two bits push them
+            return max(self.head_bytes, 128 * (2 * self.steps - 1 + self.kinds.bit_length() - 1))
         slow = self.dim * 4 if self.fast < self.dim // 16 else 0
         return self.head_bytes + slow + max(self.dim * 4, -(-self.group // 4) * self.fast * 128)
 
