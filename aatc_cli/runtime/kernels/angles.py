@@ -15,14 +15,9 @@ def row_angles(frequencies: Tensor, fast: int) -> Tensor:
     The last axis is cos of pairs 8 j + 2 t and 8 j + 2 t + 1, then their sin; token 8 g + 2 m + h.
     """
     device = frequencies.device
-    lane = torch.arange(LANES, device=device)
     step = torch.arange(4, device=device)[:, None, None, None]
     row = torch.arange(2, device=device)[:, None, None]
-    token = (8 * (lane // 4) + 2 * step + row).unsqueeze(-1)
-    first = 8 * torch.arange(fast, device=device)[:, None] + 2 * (lane % 4)
-    pair = first.unsqueeze(-1) + torch.arange(2, device=device)
-    angle = token.to(torch.float64) * frequencies.to(torch.float64)[pair]
-    return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float16)
+    return _of_lanes(8 * (torch.arange(LANES, device=device) // 4) + 2 * step + row, frequencies, fast)
 
 
 def span_angles(frequencies: Tensor, fast: int) -> Tensor:
@@ -31,10 +26,15 @@ def span_angles(frequencies: Tensor, fast: int) -> Tensor:
     frequencies [D / 2] -> [4 tiles, 4, F, 32, 4], otherwise as `row_angles`: token 64 n + 8 g + 2 m.
     """
     device = frequencies.device
-    lane = torch.arange(LANES, device=device)
     place = torch.arange(4, device=device)
-    token = TILE * place[:, None, None, None] + 8 * (lane // 4) + 2 * place[:, None, None]
-    first = 8 * torch.arange(fast, device=device)[:, None] + 2 * (lane % 4)
+    token = TILE * place[:, None, None, None] + 8 * (torch.arange(LANES, device=device) // 4) + 2 * place[:, None, None]
+    return _of_lanes(token, frequencies, fast)
+
+
+def _of_lanes(token: Tensor, frequencies: Tensor, fast: int) -> Tensor:
+    """Cos and sin of every lane's own ``token`` [.., .., 1, 32] and pairs. -> float16 [.., .., F, 32, 4]."""
+    device = frequencies.device
+    first = 8 * torch.arange(fast, device=device)[:, None] + 2 * (torch.arange(LANES, device=device) % 4)
     pair = first.unsqueeze(-1) + torch.arange(2, device=device)
     angle = token.unsqueeze(-1).to(torch.float64) * frequencies.to(torch.float64)[pair]
     return torch.cat((angle.cos(), angle.sin()), -1).to(torch.float16)

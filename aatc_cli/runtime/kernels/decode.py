@@ -79,14 +79,14 @@ class DecodeShape:
         """Tiles of a warp that share one absorbed query in decode.cu: two, or one where tiles are fewer than warps."""
         return 1 if self.batch * self.kv_heads * self.max_tiles < 4096 else 2
 
-    def exact(self, splits: int, slots: int) -> tuple[int, bool]:
-        """Shares of a head's sinks and window, and whether programs that walk tiles take them: if ``slots`` are full.
+    def exact(self, splits: int, room: int) -> tuple[int, bool]:
+        """Shares of a head's sinks and window, and whether programs that walk tiles take them: if ``room`` is full.
 
         Otherwise they are programs of their own, several where few sequences leave the device idle.
         """
         heads = self.batch * self.kv_heads
         own = 4 if heads < 64 else 1
-        inside = self.steps > 0 and heads * (splits + own) > slots
+        inside = self.steps > 0 and heads * (splits + own) > room
         return (splits, True) if inside else (own, False)
 
     @property
@@ -103,11 +103,9 @@ class DecodeShape:
         warps, lots = tuning.warps, -(-self.group // 4)
         main = self._grouped_bytes(warps, lots) if self.steps else self._single_bytes(warps, lots)
         merge = warps * self.group * self.dim * 4 + warps * lots * 48
-        shares = 2 * warps * 32 // (self.dim // 2) + 2
-        exact = self._exact_bytes(warps)
         # the last program of a head has the parts of at most all programs there can be
-        last = (shares * self.dim + _MOST_PARTS + 2) * self.group * 4
-        return max(main, merge, exact, last)
+        last = self._pair_sums(warps) + (_MOST_PARTS + 2) * self.group * 4
+        return max(main, merge, self._exact_bytes(warps), last)
 
     def _grouped_bytes(self, warps: int, lots: int) -> int:
         """Of decode_sm90.cu: tables, what groups of four warps share, and a record for each warp."""
@@ -120,8 +118,11 @@ class DecodeShape:
 
     def _exact_bytes(self, warps: int) -> int:
         """Of sinks and window: queries, sums of groups of tokens, slots and scores."""
-        shares = 2 * warps * 32 // (self.dim // 2) + 2
-        return shares * self.group * self.dim * 4 + self.slots * (self.group + 1) * 4
+        return self._pair_sums(warps) + self.slots * (self.group + 1) * 4
+
+    def _pair_sums(self, warps: int) -> int:
+        """Of sums of threads that have two dimensions each, with room for two vectors per query beside them."""
+        return (2 * warps * 32 // (self.dim // 2) + 2) * self.group * self.dim * 4
 
     def _single_bytes(self, warps: int, lots: int) -> int:
         """Of decode.cu: tables, and for each warp two stages and its absorbed queries."""
