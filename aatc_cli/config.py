@@ -81,8 +81,12 @@ class Geometry(Settings):
         if not (self.sliding_layers > 0) == (self.sliding_window is not None) == bool(self.full_layers):
             raise ValueError("sliding_layers, sliding_window and full_layers go together")
         places = sorted(set(self.full_layers))
-        if places and (list(self.full_layers) != places or len(places) != self.layers or places[0] < 0
-                       or places[-1] >= self.layers + self.sliding_layers):  # fmt: skip
+        if places and (
+            list(self.full_layers) != places
+            or len(places) != self.layers
+            or places[0] < 0
+            or places[-1] >= self.layers + self.sliding_layers
+        ):
             raise ValueError("full_layers must be the places of all full layers among all layers, in order")
         return self
 

@@ -74,9 +74,16 @@ def working(text: str) -> Iterator[None]:
 def progress(text: str, total: int, done: int = 0) -> Iterator[Ticker]:
     """A progress bar on stderr; without a terminal, plain lines at the start and the end."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), console=log, transient=False, disable=not log.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=log,
+        transient=False,
+        disable=not log.is_terminal,
+    )
     if not log.is_terminal:
         say(f"{text}: {total - done} steps")
     with bar:

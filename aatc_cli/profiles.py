@@ -6,14 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from aatc_cli.config import MAX_BITS, Geometry, Settings, Window
 from aatc_cli.errors import AatcError
@@ -131,9 +124,7 @@ class Recipe(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="part of file names: no space, no slash")
     summary: str
-    transform: Literal[
-        "identity", "whiten", "metric", "hadamard", "query", "pca", "codebook", "global"
-    ] = "whiten"  # fmt: skip
+    transform: Literal["identity", "whiten", "metric", "hadamard", "query", "pca", "codebook", "global"] = "whiten"
     key_weight: Literal["none", "query", "fisher"] = "query"
     value_weight: Literal["none", "output", "fisher"] = "output"
     key_groups: GroupChoice = Field(
@@ -142,7 +133,7 @@ class Recipe(Settings):
     value_groups: GroupChoice = Field("profile", description="the same for values")
     allocator: Literal[
         "waterfill", "per-layer", "global", "uniform", "one-width", "rank", "per-head", "block-dp", "none"
-    ] = "waterfill"  # fmt: skip
+    ] = "waterfill"
     pool: Literal["separate", "joint"] = Field(
         "separate", description="one budget for keys and one for values, or both in one"
     )
@@ -150,9 +141,18 @@ class Recipe(Settings):
         "exponential", description="distortion at b bits: 4^-b, Lloyd-Max's, or that of evenly spaced levels"
     )
     quantizer: Literal[
-        "uniform-token-max", "lloyd", "uniform", "grouped-minmax", "lloyd-norm", "nonuniform-outlier", "block-max",
-        "float8", "quanto", "hqq", "float16",
-    ] = "uniform-token-max"  # fmt: skip
+        "uniform-token-max",
+        "lloyd",
+        "uniform",
+        "grouped-minmax",
+        "lloyd-norm",
+        "nonuniform-outlier",
+        "block-max",
+        "float8",
+        "quanto",
+        "hqq",
+        "float16",
+    ] = "uniform-token-max"
     scale_bits: Literal[8, 16] = Field(16, description="bits of a token scale: float16, or a logarithmic grid")
     coordinates: Literal["pre-rope", "post-rope"] = Field(
         "pre-rope", description="keys before RoPE without bias, or keys and values as the model's own cache holds them"
@@ -181,9 +181,11 @@ class Recipe(Settings):
         if self.min_bits > self.max_bits:
             raise ValueError(f"min_bits ({self.min_bits}) exceeds max_bits ({self.max_bits})")
         if self.widths is not None and (
-            sorted(set(self.widths)) != list(self.widths) or not self.widths or self.widths[0] != self.min_bits
+            sorted(set(self.widths)) != list(self.widths)
+            or not self.widths
+            or self.widths[0] != self.min_bits
             or self.widths[-1] != self.max_bits
-        ):  # fmt: skip
+        ):
             raise ValueError("widths must rise from min_bits to max_bits")
         if (self.quantizer == "float16") != (self.allocator == "none"):
             raise ValueError('quantizer "float16" and allocator "none" go together')
@@ -206,8 +208,10 @@ class Recipe(Settings):
                         listed = " or ".join(f'"{value}"' for value in values)
                         raise ValueError(f'{axis} "{choice}" goes with {other} {listed}')
         if self.coordinates == "post-rope" and (self.packed or self.transform not in ("identity", "hadamard")):
-            raise ValueError('coordinates "post-rope" go with what is not calibrated before RoPE: an "identity" or '
-                             '"hadamard" transform, and no packed quantizer')  # fmt: skip
+            raise ValueError(
+                'coordinates "post-rope" go with what is not calibrated before RoPE: an "identity" or '
+                '"hadamard" transform, and no packed quantizer'
+            )
         if self.allocator == "per-head" and not 1 <= self.min_bits < self.max_bits <= 8:
             raise ValueError(
                 'allocator "per-head" fits curves to widths from min_bits to max_bits, two of 1 .. 8 at least'
@@ -240,8 +244,9 @@ class Recipe(Settings):
 # what a choice on one axis asks of the others: the published methods are not built of parts that all fit together
 _PACKABLE = ("identity", "whiten", "metric", "hadamard", "query")
 _PACKED_NEED: dict[str, tuple[str, ...]] = {
-    "transform": _PACKABLE, "allocator": ("waterfill", "per-layer", "global", "uniform"),
-}  # fmt: skip
+    "transform": _PACKABLE,
+    "allocator": ("waterfill", "per-layer", "global", "uniform"),
+}
 _ONE_WIDTH: dict[str, tuple[str, ...]] = {"allocator": ("one-width",)}
 _NEEDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "quantizer": {
@@ -260,11 +265,12 @@ _NEEDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "block-dp": {"transform": ("pca", "global")},
     },
     "transform": {
-        "pca": {"quantizer": ("block-max",)}, "global": {"quantizer": ("block-max",)},
+        "pca": {"quantizer": ("block-max",)},
+        "global": {"quantizer": ("block-max",)},
         "codebook": {"quantizer": ("nonuniform-outlier",)},
         "query": {"key_groups": ("per-head",), "value_groups": ("per-head",)},
     },
-}  # fmt: skip
+}
 
 
 def transform_name(kind: str, keys: GroupChoice, values: GroupChoice) -> str:

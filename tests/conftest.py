@@ -61,10 +61,18 @@ def make_model(folder: Path, family: str = "llama", seed: int = 0, **changes) ->
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 260, "max_position_embeddings": 512,
-        "bos_token_id": None, "eos_token_id": 256, "tie_word_embeddings": False,
-    } | changes  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 260,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": 256,
+        "tie_word_embeddings": False,
+    } | changes
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
     with torch.no_grad():
@@ -192,13 +200,13 @@ def new_model() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def base_run(tiny_llama, corpus, tmp_path_factory) -> Path:
     """A run of the tiny Llama with Stats, both transforms and one plan; shared, so nothing may write to it."""
+    from aatc_cli.artifacts.files import Run
     from aatc_cli.config import make_budget
     from aatc_cli.models.loading import find_model
     from aatc_cli.profiles import TextMixture, load_recipe
     from aatc_cli.stages.allocate import allocate
     from aatc_cli.stages.collect import CollectOptions, collect
-    from aatc_cli.stages.collect_settings import CollectSettings
-    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.collecting.settings import CollectSettings
     from aatc_cli.stages.whiten import whiten
 
     run = Run(tmp_path_factory.mktemp("base") / "run")
@@ -233,10 +241,13 @@ def make_codec(
     else:
         widths = torch.tensor(bits)
     return TransformCodec(
-        encode=encode, decode=torch.linalg.inv(encode), bits=widths,
+        encode=encode,
+        decode=torch.linalg.inv(encode),
+        bits=widths,
         scale=torch.rand(channels, generator=generator, dtype=torch.float64) + 0.5,
-        variance=torch.rand(channels, generator=generator, dtype=torch.float64) + 0.5, quantizer=quantizer,
-    ).to("cpu", dtype)  # fmt: skip
+        variance=torch.rand(channels, generator=generator, dtype=torch.float64) + 0.5,
+        quantizer=quantizer,
+    ).to("cpu", dtype)
 
 
 def make_codecs(layers: int, channels: int, groups: int, bits, seed: int = 0, **options):

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from aatc_cli import artifact as module
-from aatc_cli.artifact import (
+from aatc_cli.artifacts import artifact as module
+from aatc_cli.artifacts.artifact import (
     MANIFEST,
     TENSORS,
     ArtifactWriter,
@@ -30,15 +30,20 @@ from aatc_cli.artifact import (
     tensor_digest,
     unchanged,
 )
+from aatc_cli.artifacts.disk import replace_directory, write_text
+from aatc_cli.artifacts.tensor_file import TensorFile
 from aatc_cli.config import Geometry
-from aatc_cli.disk import replace_directory, write_text
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
-from aatc_cli.tensor_file import TensorFile
 
 MODEL = ModelIdentity(
-    name="tiny", revision=None, architecture="llama", config_hash="c" * 64, weights_fingerprint="w" * 64,
-    tokenizer_hash="t" * 64, geometry=Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16),
-)  # fmt: skip
+    name="tiny",
+    revision=None,
+    architecture="llama",
+    config_hash="c" * 64,
+    weights_fingerprint="w" * 64,
+    tokenizer_hash="t" * 64,
+    geometry=Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16),
+)
 TEXT = TextRecord(name="a.txt", weight=0.5, sha256="a" * 64, tokens=100, windows=3)
 HARDLY_ANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -104,11 +109,14 @@ def test_digest_covers_everything_but_provenance(tmp_path: Path) -> None:
     assert write(tmp_path / "c", provenance={"host": "elsewhere"}).digest == digest
     other = tensors() | {"d.scalar": torch.tensor(1.5000001)}
     variants = [
-        write(tmp_path / "d", other), write(tmp_path / "e", settings={"samples": 4}),
+        write(tmp_path / "d", other),
+        write(tmp_path / "e", settings={"samples": 4}),
         write(tmp_path / "f", model=MODEL.model_copy(update={"config_hash": "d" * 64})),
-        write(tmp_path / "g", inputs={"stats": "1"}), write(tmp_path / "h", results={"tokens": 1}),
-        write(tmp_path / "i", texts=[]), write(tmp_path / "j", tensors() | {"f": torch.zeros(1)}),
-    ]  # fmt: skip
+        write(tmp_path / "g", inputs={"stats": "1"}),
+        write(tmp_path / "h", results={"tokens": 1}),
+        write(tmp_path / "i", texts=[]),
+        write(tmp_path / "j", tensors() | {"f": torch.zeros(1)}),
+    ]
     assert len({digest, *(manifest.digest for manifest in variants)}) == 8
 
 
@@ -198,7 +206,7 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         "import resource, signal, sys, torch\n"
         "from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[2])\n"
-        "from aatc_cli.artifact import ArtifactWriter, ModelIdentity\n"
+        "from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity\n"
         "from aatc_cli.errors import AatcError\n"
         "model = ModelIdentity.model_validate_json(sys.argv[3])\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -213,8 +221,10 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     root = str(Path(module.__file__).parent.parent)
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "stats"), root, MODEL.model_dump_json()],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "File too large" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -469,7 +479,7 @@ def test_a_huge_claimed_shape_allocates_nothing(copy: Path) -> None:
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from aatc_cli.artifact import open_artifact\n"
+        "from aatc_cli.artifacts.artifact import open_artifact\n"
         "from aatc_cli.errors import ArtifactError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
         "try: dict(open_artifact(Path(sys.argv[1]), 'stats').tensors())\n"
@@ -488,9 +498,11 @@ def test_a_huge_claimed_header_is_refused(copy: Path) -> None:
 
 def wanted(**changes: Any) -> dict[str, Any]:
     return {
-        "settings": {"samples": 3, "deep": {"x": 0.1}}, "model": MODEL.model_dump(mode="json"),
-        "texts": [TEXT.model_dump(mode="json")], "inputs": {},
-    } | changes  # fmt: skip
+        "settings": {"samples": 3, "deep": {"x": 0.1}},
+        "model": MODEL.model_dump(mode="json"),
+        "texts": [TEXT.model_dump(mode="json")],
+        "inputs": {},
+    } | changes
 
 
 def test_unchanged(intact: Path, tmp_path: Path) -> None:
@@ -550,11 +562,14 @@ def test_a_model_is_its_content_and_not_its_name(intact: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architecture": "qwen2"}, {"config_hash": "d" * 64}, {"weights_fingerprint": "d" * 64},
-        {"tokenizer_hash": "d" * 64}, {"geometry": MODEL.geometry.model_copy(update={"layers": 3})},
+        {"architecture": "qwen2"},
+        {"config_hash": "d" * 64},
+        {"weights_fingerprint": "d" * 64},
+        {"tokenizer_hash": "d" * 64},
+        {"geometry": MODEL.geometry.model_copy(update={"layers": 3})},
     ],
     ids=lambda changes: next(iter(changes)),
-)  # fmt: skip
+)
 def test_another_model_is_refused_by_the_field(changes: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError) as caught:
         require_model(MODEL.model_copy(update=changes), MODEL, "the plan")

@@ -9,63 +9,95 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from aatc_cli.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.schema import DistortionRow, Evaluation, Measurement, Task
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
-from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow
-from aatc_cli.profiles import (
-    Calibration,
-    Coding,
-    HeadGroups,
-    ModelProfile,
-    Protection,
-    Recipe,
-    TextMixture,
-    TokenRates,
-)
+from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture, TokenRates
 from aatc_cli.report.published import Published, PublishedRow
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
-from aatc_cli.studies import Study, StudyMethod, StudyTask
+from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
 MIXTURE = TextMixture(sources=["builtin:python-docs", "a.txt@0.5"], samples=3, length=64)
 IDENTITY = ModelIdentity(
-    name="m", revision="abc", architecture="llama", config_hash="c", weights_fingerprint="w", tokenizer_hash="t",
+    name="m",
+    revision="abc",
+    architecture="llama",
+    config_hash="c",
+    weights_fingerprint="w",
+    tokenizer_hash="t",
     geometry=GEOMETRY,
-)  # fmt: skip
+)
 ENTRY = TensorEntry(dtype="float32", shape=(2, 0), sha256="0" * 64)
 TEXT = TextRecord(name="a.txt", weight=1 / 3, sha256="a", tokens=100, windows=3)
 ROW = DistortionRow(layer=0, side="v", bits=2.5, plan=True, predicted=0.1, predicted_diagonal=1e-9, measured=0.2)
 STABILITY_ROW = StabilityRow(
-    stats="a", stats_digest="d", calibration=["t"], text="t", text_sha256="s", bits=2.0, kl_mean=0.1, kl_stderr=None,
-    predicted=0.05, predicted_elsewhere=None,
-)  # fmt: skip
+    stats="a",
+    stats_digest="d",
+    calibration=["t"],
+    text="t",
+    text_sha256="s",
+    bits=2.0,
+    kl_mean=0.1,
+    kl_stderr=None,
+    predicted=0.05,
+    predicted_elsewhere=None,
+)
 WHERE = {
-    "recipe": "paper", "budget": "2", "model": "m", "bits": 2.0, "seconds": 1.5, "device": "cpu", "dtype": "float32",
+    "recipe": "paper",
+    "budget": "2",
+    "model": "m",
+    "bits": 2.0,
+    "seconds": 1.5,
+    "device": "cpu",
+    "dtype": "float32",
     "versions": {"a": "1"},
-}  # fmt: skip
+}
 SCORE = BenchmarkRow(
-    subtask="niah_single_1", context=1024, metric="string_match_all", score=0.5, stderr=None, samples=2,
-    prompts_sha256="s", seconds=1.5,
-)  # fmt: skip
+    subtask="niah_single_1",
+    context=1024,
+    metric="string_match_all",
+    score=0.5,
+    stderr=None,
+    samples=2,
+    prompts_sha256="s",
+    seconds=1.5,
+)
 MEMORY_ROW = MemoryRow(
-    context=64, batch=1, bytes_live=10, bytes_predicted=10, bytes_fp16=60, ratio=6.0, base_bytes=None, peak_bytes=None,
-)  # fmt: skip
+    context=64, batch=1, bytes_live=10, bytes_predicted=10, bytes_fp16=60, ratio=6.0, base_bytes=None, peak_bytes=None
+)
 SPEED_ROW = SpeedRow(
-    part="decode", context=64, batch=1, backend="torch", milliseconds=1.5, milliseconds_low=1.0, milliseconds_high=2.0,
-    ratio=2.5, ratio_low=2.0, ratio_high=3.0,
-)  # fmt: skip
+    part="decode",
+    context=64,
+    batch=1,
+    backend="torch",
+    milliseconds=1.5,
+    milliseconds_low=1.0,
+    milliseconds_high=2.0,
+    ratio=2.5,
+    ratio_low=2.0,
+    ratio_high=3.0,
+)
 SPEED_RATES = SpeedRates(read_bytes=4e12, integer_instructions=1.5e13, float8_multiply_adds=7e14)
 SPEED_MEMORY = SpeedMemory(
-    context=64, batch=1, backend="fused", peak_bytes=31, weight_bytes=20, law_bytes=10, live_bytes=10, static_bytes=1,
-    buffer_bytes=0, ratio=31 / 30,
-)  # fmt: skip
+    context=64,
+    batch=1,
+    backend="fused",
+    peak_bytes=31,
+    weight_bytes=20,
+    law_bytes=10,
+    live_bytes=10,
+    static_bytes=1,
+    buffer_bytes=0,
+    ratio=31 / 30,
+)
 STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
 STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
 METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
@@ -73,49 +105,120 @@ TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
 EXAMPLES: list[BaseModel] = [
-    Coding(key_axis="channel", group=32, outliers=0.01), Measurement(task="any", **WHERE), SCORE, MEMORY_ROW, SPEED_ROW,
-    CHECK, BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
+    Coding(key_axis="channel", group=32, outliers=0.01),
+    Measurement(task="any", **WHERE),
+    SCORE,
+    MEMORY_ROW,
+    SPEED_ROW,
+    CHECK,
+    BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
     MemoryResult(synthetic=True, rows=[MEMORY_ROW], **WHERE),
     SpeedResult(absolute=False, threads=1, repeats=3, steps=16, rows=[SPEED_ROW], checks=[CHECK], **WHERE),
-    SPEED_RATES, SPEED_MEMORY,
+    SPEED_RATES,
+    SPEED_MEMORY,
     SpeedResult(
-        absolute=True, threads=1, repeats=3, steps=1, rows=[SPEED_ROW], checks=[CHECK], groups=1, rates=SPEED_RATES,
-        memory=[SPEED_MEMORY], configurations={"a": "b"}, left_out={"c": "d"}, **WHERE,
+        absolute=True,
+        threads=1,
+        repeats=3,
+        steps=1,
+        rows=[SPEED_ROW],
+        checks=[CHECK],
+        groups=1,
+        rates=SPEED_RATES,
+        memory=[SPEED_MEMORY],
+        configurations={"a": "b"},
+        left_out={"c": "d"},
+        **WHERE,
     ),
-    Window(), Window(sinks=0, recent=16, flush=16), GEOMETRY, MIXTURE, Protection(layers=3, key_extra=0.5),
-    Budget(unit="bits", value=0.1), Budget(unit="ratio", value=5.82, context=8192),
-    Budget(unit="bytes", value=184e6, context=1), Calibration(rates=MIXTURE),
+    Window(),
+    Window(sinks=0, recent=16, flush=16),
+    GEOMETRY,
+    MIXTURE,
+    Protection(layers=3, key_extra=0.5),
+    Budget(unit="bits", value=0.1),
+    Budget(unit="ratio", value=5.82, context=8192),
+    Budget(unit="bytes", value=184e6, context=1),
+    Calibration(rates=MIXTURE),
     Calibration(transform=MIXTURE, rates=MIXTURE),
     ModelProfile(
-        name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE),
+        name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE)
     ),
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
     Recipe(
-        name="rates", summary="s", quantizer="lloyd", window=Window(value_bits=8), tokens=TokenRates(shares=(0.5, 0.5)),
+        name="rates", summary="s", quantizer="lloyd", window=Window(value_bits=8), tokens=TokenRates(shares=(0.5, 0.5))
     ),
-    CollectSettings(samples=8, length=64), HeadGroups(k=8, v=1), TokenRates(shares=(0.25, 0.75)),
+    CollectSettings(samples=8, length=64),
+    HeadGroups(k=8, v=1),
+    TokenRates(shares=(0.25, 0.75)),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
-    IDENTITY, ENTRY, TEXT, ROW, STABILITY_ROW, STUDY_ROW, STUDY_CELL, METHOD, TASK, PUBLISHED_ROW,
-    StudyResult(
-        study="mine", summary="s", model="m", model_fingerprint="f", rows=(STUDY_ROW,), cells=(STUDY_CELL,)
-    ),
+    IDENTITY,
+    ENTRY,
+    TEXT,
+    ROW,
+    STABILITY_ROW,
+    STUDY_ROW,
+    STUDY_CELL,
+    METHOD,
+    TASK,
+    PUBLISHED_ROW,
+    StudyResult(study="mine", summary="s", model="m", model_fingerprint="f", rows=(STUDY_ROW,), cells=(STUDY_CELL,)),
     Study(name="mine", summary="s", methods=(METHOD,), tasks=(TASK,)),
     Published(model="o/m", source="the paper", rows=(PUBLISHED_ROW,)),
     StabilityResult(
-        recipe="loss-aware", budget="2", model="m", bits=2.0, seconds=1.5, device="cpu", dtype="float32",
-        versions={"a": "1"}, length=64, first_position=0, windows=[1], rows=[STABILITY_ROW], kl_spread={"t": 1.0},
+        recipe="loss-aware",
+        budget="2",
+        model="m",
+        bits=2.0,
+        seconds=1.5,
+        device="cpu",
+        dtype="float32",
+        versions={"a": "1"},
+        length=64,
+        first_position=0,
+        windows=[1],
+        rows=[STABILITY_ROW],
+        kl_spread={"t": 1.0},
     ),
     Manifest(
-        schema_version=1, kind="stats", settings={"x": [0.1, None]}, model=IDENTITY, inputs={"a": "b"}, texts=[TEXT],
-        tensors={"t": ENTRY}, results={"tokens": 3}, digest="d", provenance={},
+        schema_version=1,
+        kind="stats",
+        settings={"x": [0.1, None]},
+        model=IDENTITY,
+        inputs={"a": "b"},
+        texts=[TEXT],
+        tensors={"t": ENTRY},
+        results={"tokens": 3},
+        digest="d",
+        provenance={},
     ),
     Evaluation(
-        task="kl", recipe="paper", budget="2", model="m", bits=2.0, bits_effective=2.7, ratio=5.9, context=64,
-        text="t", text_sha256="s", windows=1, length=64, stride=64, first_position=0, tokens_scored=63, sinks=4,
-        recent=8, flush=4, kl_mean=0.125, class_shares=[0.5, 0.5], distortion=[ROW], seconds=1.5, device="cpu",
-        dtype="float32", versions={"a": "1"},
+        task="kl",
+        recipe="paper",
+        budget="2",
+        model="m",
+        bits=2.0,
+        bits_effective=2.7,
+        ratio=5.9,
+        context=64,
+        text="t",
+        text_sha256="s",
+        windows=1,
+        length=64,
+        stride=64,
+        first_position=0,
+        tokens_scored=63,
+        sinks=4,
+        recent=8,
+        flush=4,
+        kl_mean=0.125,
+        class_shares=[0.5, 0.5],
+        distortion=[ROW],
+        seconds=1.5,
+        device="cpu",
+        dtype="float32",
+        versions={"a": "1"},
     ),
-]  # fmt: skip
+]
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -168,12 +271,14 @@ def test_labels_differ_where_budgets_differ(a: float, b: float) -> None:
 @pytest.mark.parametrize(
     ("budget", "label"),
     [
-        (Budget(unit="bits", value=2.0), "2"), (Budget(unit="bits", value=2.5), "2.5"),
-        (Budget(unit="bits", value=16), "16"), (Budget(unit="bits", value=2.0000001), "2.0000001"),
+        (Budget(unit="bits", value=2.0), "2"),
+        (Budget(unit="bits", value=2.5), "2.5"),
+        (Budget(unit="bits", value=16), "16"),
+        (Budget(unit="bits", value=2.0000001), "2.0000001"),
         (Budget(unit="ratio", value=5.82, context=8192), "5.82x-8192"),
         (Budget(unit="bytes", value=184e6, context=8192), "184000000B-8192"),
     ],
-)  # fmt: skip
+)
 def test_labels(budget: Budget, label: str) -> None:
     assert budget.label == label
     assert "/" not in label
@@ -183,9 +288,12 @@ def test_labels(budget: Budget, label: str) -> None:
     ("kind", "changes", "says"),
     [
         (Window, {"flush": 129}, "flush (129) must not exceed the recent window (128)"),
-        (Window, {"flush": 0}, "greater than or equal to 1"), (Window, {"recent": 0}, "greater than or equal to 1"),
-        (Window, {"sinks": -1}, "greater than or equal to 0"), (Window, {"sinks": 1.0}, "valid integer"),
-        (Window, {"sinks": "4"}, "valid integer"), (Window, {"sinks": True}, "valid integer"),
+        (Window, {"flush": 0}, "greater than or equal to 1"),
+        (Window, {"recent": 0}, "greater than or equal to 1"),
+        (Window, {"sinks": -1}, "greater than or equal to 0"),
+        (Window, {"sinks": 1.0}, "valid integer"),
+        (Window, {"sinks": "4"}, "valid integer"),
+        (Window, {"sinks": True}, "valid integer"),
         (Geometry, {"kv_heads": 3}, "heads (4) must be a multiple of kv_heads (3)"),
         (Geometry, {"layers": 0}, "greater than or equal to 1"),
         (Budget, {"unit": "bits", "value": 16.5, "context": None}, "16.5 bits is above the 16"),
@@ -197,17 +305,23 @@ def test_labels(budget: Budget, label: str) -> None:
         (Budget, {"unit": "nibbles", "value": 2.0, "context": None}, "'bits', 'ratio' or 'bytes'"),
         (Recipe, {"min_bits": 9, "max_bits": 8}, "min_bits (9) exceeds max_bits (8)"),
         (Recipe, {"max_bits": 17}, "less than or equal to 16"),
-        (Recipe, {"quantizer": "float16"}, "go together"), (Recipe, {"allocator": "none"}, "go together"),
-        (Recipe, {"normalize_percentile": 0.0}, "greater than 0"), (Recipe, {"name": "../x"}, "match pattern"),
-        (Recipe, {"name": ""}, "match pattern"), (Recipe, {"name": ".hidden"}, "match pattern"),
-        (Recipe, {"name": "a b"}, "match pattern"), (Recipe, {"name": "a\n"}, "match pattern"),
+        (Recipe, {"quantizer": "float16"}, "go together"),
+        (Recipe, {"allocator": "none"}, "go together"),
+        (Recipe, {"normalize_percentile": 0.0}, "greater than 0"),
+        (Recipe, {"name": "../x"}, "match pattern"),
+        (Recipe, {"name": ""}, "match pattern"),
+        (Recipe, {"name": ".hidden"}, "match pattern"),
+        (Recipe, {"name": "a b"}, "match pattern"),
+        (Recipe, {"name": "a\n"}, "match pattern"),
         (ModelProfile, {"head_groups": 3}, "head_groups (3) must divide kv_heads (2)"),
-        (TextMixture, {"sources": []}, "at least 1 item"), (TextMixture, {"length": 1}, "greater than or equal to 2"),
-        (CollectSettings, {"seed": 2**31}, "less than"), (CollectSettings, {"skip_first": -1}, "equal to 0"),
+        (TextMixture, {"sources": []}, "at least 1 item"),
+        (TextMixture, {"length": 1}, "greater than or equal to 2"),
+        (CollectSettings, {"seed": 2**31}, "less than"),
+        (CollectSettings, {"skip_first": -1}, "equal to 0"),
         (WhitenSettings, {"percentile": 0.0}, "greater than 0"),
         (WhitenSettings, {"percentile": 100.1}, "equal to 100"),
     ],
-)  # fmt: skip
+)
 def test_values_that_cannot_be(kind: type[BaseModel], changes: dict[str, Any], says: str) -> None:
     example = next(e for e in EXAMPLES if type(e) is kind)
     with pytest.raises(ValidationError) as caught:
@@ -222,10 +336,19 @@ def test_channels() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1000", 1000), ("184MB", 184_000_000), ("184 MB", 184_000_000), (" 1.5GiB ", 3 * 2**29), ("2kib", 2048),
-        ("3KB", 3000), ("7b", 7), (".5MiB", 2**19), ("1GB", 10**9), ("0", 0), ("0.4", 0),
+        ("1000", 1000),
+        ("184MB", 184_000_000),
+        ("184 MB", 184_000_000),
+        (" 1.5GiB ", 3 * 2**29),
+        ("2kib", 2048),
+        ("3KB", 3000),
+        ("7b", 7),
+        (".5MiB", 2**19),
+        ("1GB", 10**9),
+        ("0", 0),
+        ("0.4", 0),
     ],
-)  # fmt: skip
+)
 def test_parse_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
@@ -233,7 +356,7 @@ def test_parse_size(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "MB", "1 TB", "1.2.3MB", "-1MB", "+1", "1e6", "inf", "nan", "1MBit", "1,5MB", "٣MB", "9" * 400 + "GB", "0x10"],
-)  # fmt: skip
+)
 def test_parse_size_refuses(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
@@ -255,16 +378,21 @@ def test_make_budget_takes_bits_from_above_zero_to_sixteen_and_nothing_else(valu
 @pytest.mark.parametrize(
     ("given_", "says"),
     [
-        ({}, "got none"), ({"bits": 2.0, "ratio": 3.0}, "--budget and --ratio"),
-        ({"bits": 2.0, "size": "1MB"}, "--budget and --bytes"), ({"ratio": 2.0, "size": "1MB"}, "--ratio and --bytes"),
-        ({"ratio": 3.0}, "--ratio needs --context"), ({"size": "1MB"}, "--bytes needs --context"),
+        ({}, "got none"),
+        ({"bits": 2.0, "ratio": 3.0}, "--budget and --ratio"),
+        ({"bits": 2.0, "size": "1MB"}, "--budget and --bytes"),
+        ({"ratio": 2.0, "size": "1MB"}, "--ratio and --bytes"),
+        ({"ratio": 3.0}, "--ratio needs --context"),
+        ({"size": "1MB"}, "--bytes needs --context"),
         ({"ratio": 0.0, "context": 9}, "--ratio must be a positive number, got 0"),
-        ({"ratio": -3.0, "context": 9}, "got -3"), ({"ratio": math.nan, "context": 9}, "got nan"),
+        ({"ratio": -3.0, "context": 9}, "got -3"),
+        ({"ratio": math.nan, "context": 9}, "got nan"),
         ({"ratio": math.inf, "context": 9}, "got inf"),
         ({"size": "0", "context": 9}, "--bytes must be a positive number"),
-        ({"size": "0.4", "context": 9}, "got 0"), ({"bits": 16.1}, "16.1 bits is above the 16"),
+        ({"size": "0.4", "context": 9}, "got 0"),
+        ({"bits": 16.1}, "16.1 bits is above the 16"),
     ],
-)  # fmt: skip
+)
 def test_make_budget_names_the_option(given_: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         make_budget(**given_)

@@ -13,28 +13,38 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import open_artifact
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.files import Run, load_codecs, transform_of
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import allocate as allocation
 from aatc_cli.core import transform
 from aatc_cli.core.transform import canonical_basis, loss_metric, whitening
 from aatc_cli.core.weights import latent_variance, quadratic_weights
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.files import Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject
 from aatc_cli.stages.whiten import whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
 BUDGETS = {
-    "paper": 3.0, "var-only": 3.0, "no-query": 3.5, "per-layer": 3.0, "uniform": 3.0, "global": 3.0, "loss-aware": 1.5,
-    "kvtc": 2.0, "palu": 3.0, "ratequant": 2.5, "oscar": 2.0, "turboquant": 3.0,
-}  # fmt: skip
+    "paper": 3.0,
+    "var-only": 3.0,
+    "no-query": 3.5,
+    "per-layer": 3.0,
+    "uniform": 3.0,
+    "global": 3.0,
+    "loss-aware": 1.5,
+    "kvtc": 2.0,
+    "palu": 3.0,
+    "ratequant": 2.5,
+    "oscar": 2.0,
+    "turboquant": 3.0,
+}
 WINDOW = Window(sinks=2, recent=8, flush=4)
 THREADS = (1, 2, 4)
 ROOT = Path(__file__).parent.parent
@@ -73,9 +83,13 @@ def whitened(run: Run, stats: Path) -> Run:
         recipe = load_recipe(name)
         if not run.transform(recipe.transform_name).exists():
             whiten(
-                run, transform_stats=stats, rate_stats=stats, transform=recipe.transform, key_groups=recipe.key_groups,
+                run,
+                transform_stats=stats,
+                rate_stats=stats,
+                transform=recipe.transform,
+                key_groups=recipe.key_groups,
                 value_groups=recipe.value_groups,
-            )  # fmt: skip
+            )
     return run
 
 
@@ -278,9 +292,12 @@ def test_plans_are_the_same_in_another_torch(run: Run) -> None:
         pytest.skip("AATC_OTHER_PYTHON names no interpreter with another torch")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     version = subprocess.run(
-        [other, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True,
+        [other, "-c", "import torch; print(torch.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
         env=environment,
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
     assert version != torch.__version__
     digests(run)
     plans = sorted((run.root / "plans").iterdir())
@@ -288,7 +305,7 @@ def test_plans_are_the_same_in_another_torch(run: Run) -> None:
     assert subprocess.run(command, env=environment, cwd=ROOT).returncode == 0
     code = (
         "import sys; from pathlib import Path\n"
-        "from aatc_cli.stages.allocate import check; from aatc_cli.stages.files import open_plan\n"
+        "from aatc_cli.stages.allocate import check; from aatc_cli.artifacts.files import open_plan\n"
         "print(sum(len(check(open_plan(Path(place)))) for place in sys.argv[1:]))"
     )
     command = [other, "-c", code, *map(str, plans)]
@@ -309,6 +326,10 @@ def test_processes_of_other_thread_counts_make_the_same_plans(run: Run, tmp_path
             for name in ("paper", "loss-aware", "var-only"):
                 command += ["--recipe", name]
             subprocess.run(command, check=True, capture_output=True, env=environment, cwd=ROOT)
-            found.add(tuple(open_artifact(run.root / "plans" / f"{name}-3", "plan").manifest.digest
-                            for name in ("paper", "loss-aware", "var-only")))  # fmt: skip
+            found.add(
+                tuple(
+                    open_artifact(run.root / "plans" / f"{name}-3", "plan").manifest.digest
+                    for name in ("paper", "loss-aware", "var-only")
+                )
+            )
     assert len(found) == 1

@@ -18,13 +18,13 @@ import typer.main
 import yaml
 
 import aatc_cli
-from aatc_cli.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
 from aatc_cli.cli import app
 from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.schema import DistortionRow, Evaluation
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
 from aatc_cli.stages.preflight import stats_bytes
@@ -233,10 +233,28 @@ def test_command_reference_is_current(monkeypatch):
 
 @pytest.mark.parametrize(
     "model",
-    [Manifest, ModelIdentity, Geometry, TextRecord, TensorEntry, Recipe, Protection, Window, Budget, Evaluation,
-     DistortionRow, MemoryResult, MemoryRow, SpeedResult, SpeedRow, SpeedCheck, SpeedRates, SpeedMemory],
+    [
+        Manifest,
+        ModelIdentity,
+        Geometry,
+        TextRecord,
+        TensorEntry,
+        Recipe,
+        Protection,
+        Window,
+        Budget,
+        Evaluation,
+        DistortionRow,
+        MemoryResult,
+        MemoryRow,
+        SpeedResult,
+        SpeedRow,
+        SpeedCheck,
+        SpeedRates,
+        SpeedMemory,
+    ],
     ids=lambda model: model.__name__,
-)  # fmt: skip
+)
 def test_every_field_on_disk_is_documented(model):
     assert [field for field in model.model_fields if not named(FORMAT, field)] == []
 
@@ -250,9 +268,14 @@ def test_digest_snippet_recomputes_the_digest(tmp_path):
     assert len(snippet.splitlines()) == 5
     geometry = Geometry(layers=1, heads=2, kv_heads=1, head_dim=2, hidden_size=4)
     model = ModelIdentity(
-        name="modèle", revision=None, architecture="llama", config_hash="a", weights_fingerprint="b",
-        tokenizer_hash="c", geometry=geometry,
-    )  # fmt: skip
+        name="modèle",
+        revision=None,
+        architecture="llama",
+        config_hash="a",
+        weights_fingerprint="b",
+        tokenizer_hash="c",
+        geometry=geometry,
+    )
     with ArtifactWriter(tmp_path / "stats", "stats") as writer:
         writer.add("x", torch.arange(3.0))
         writer.commit(settings={"rate": 1e-7, "weight": 2.0}, model=model, provenance={"device": "cpu"})
@@ -266,8 +289,9 @@ def test_digest_snippet_recomputes_the_digest(tmp_path):
 def test_papers_compression_table_is_the_byte_law():
     rows = re.findall(
         r"^\| (Llama-3\.1-8B|Qwen2\.5-7B)-Instruct \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
-        MATH.read_text("utf-8"), re.M,
-    )  # fmt: skip
+        MATH.read_text("utf-8"),
+        re.M,
+    )
     assert len(rows) == 10
     for name, bits, paper, ours, share in rows:
         profile = load_model_profile(f"{name.lower()}-instruct")
@@ -282,9 +306,10 @@ def test_worked_example_is_the_byte_law():
     layout = CacheLayout.nominal(profile.geometry, Window(), HeadGroups.both(profile.head_groups), 2.5)
     causes = layout.breakdown(8192) | {f"static: {k}": v for k, v in layout.static_breakdown().items()}
     rows = {
-        "**total**": f"**{layout.bytes(8192):,}**", "float16 cache": f"{layout.reference_bytes(8192):,}",
+        "**total**": f"**{layout.bytes(8192):,}**",
+        "float16 cache": f"{layout.reference_bytes(8192):,}",
         **{cause: f"{count:,}" for cause, count in causes.items()},
-    }  # fmt: skip
+    }
     text = MATH.read_text("utf-8")
     for cause, count in rows.items():
         assert re.search(rf"^\| {re.escape(cause)} \| .* \| {re.escape(count)} \|$", text, re.M), cause

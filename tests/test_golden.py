@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import MANIFEST, TENSORS, Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, Artifact, ArtifactWriter, open_artifact
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "run"
@@ -28,10 +28,11 @@ def test_write_the_golden_run(aatc: Any, tiny_llama: Path, corpus: Path, tmp_pat
     run = ("--run", tmp_path / "run")
     size = ("--samples", 6, "--length", 192, "--rows", 256, "--fisher", 6)
     for command in (
-        ("collect", *run, "--model", tiny_llama, "--text", corpus, *size), ("whiten", *run),
+        ("collect", *run, "--model", tiny_llama, "--text", corpus, *size),
+        ("whiten", *run),
         ("whiten", *run, "--transform", "metric"),
         ("allocate", *run, "--recipe", "paper", "--recipe", "loss-aware", "--budget", 3),
-    ):  # fmt: skip
+    ):
         outcome = aatc(*command)
         assert outcome.code == 0, outcome.err
     shutil.rmtree(GOLDEN, ignore_errors=True)
@@ -58,9 +59,12 @@ def rewrite(plan: Artifact, widths: dict[str, torch.Tensor], **results: object) 
         for name, tensor in tensors.items():
             writer.add(name, tensor)
         writer.commit(
-            settings=kept.settings, model=kept.model, inputs=kept.inputs, results=kept.results | results,
+            settings=kept.settings,
+            model=kept.model,
+            inputs=kept.inputs,
+            results=kept.results | results,
             provenance=kept.provenance,
-        )  # fmt: skip
+        )
 
 
 def test_the_golden_run_is_small_and_names_no_place() -> None:
@@ -113,8 +117,9 @@ def test_a_plan_with_other_bytes(copied: Path, tmp_path: Path) -> None:
     assert done.stdout.count("identical") == 2
     changed = [line.split() for line in done.stdout.splitlines() if '"bytes_total"' in line]
     assert [(mark, int(count.strip(","))) for mark, _, count in changed] == [
-        ("<", law["bytes_total"] - 8), (">", law["bytes_total"]),
-    ]  # fmt: skip
+        ("<", law["bytes_total"] - 8),
+        (">", law["bytes_total"]),
+    ]
 
 
 @pytest.mark.parametrize("folder", ["plans/paper-3", "transforms/whiten"])

@@ -62,10 +62,13 @@ def test_the_paper_recipe_is_the_paper() -> None:
 @pytest.mark.parametrize(
     ("name", "differs"),
     [
-        ("no-query", {"key_weight"}), ("no-output", {"value_weight"}), ("var-only", {"key_weight", "value_weight"}),
-        ("per-layer", {"allocator"}), ("global", {"allocator"}),
+        ("no-query", {"key_weight"}),
+        ("no-output", {"value_weight"}),
+        ("var-only", {"key_weight", "value_weight"}),
+        ("per-layer", {"allocator"}),
+        ("global", {"allocator"}),
     ],
-)  # fmt: skip
+)
 def test_an_ablation_differs_from_the_paper_in_its_axis_alone(name: str, differs: set[str]) -> None:
     paper, other = dump(load_recipe("paper")), dump(load_recipe(name))
     assert {key for key in paper if paper[key] != other[key]} - {"name", "summary"} == differs
@@ -74,12 +77,13 @@ def test_an_ablation_differs_from_the_paper_in_its_axis_alone(name: str, differs
 @pytest.mark.parametrize(
     ("keys", "values", "groups", "folder"),
     [
-        ("profile", "profile", (2, 2), "metric"), ("per-head", "profile", (8, 2), "metric-keys-per-head"),
+        ("profile", "profile", (2, 2), "metric"),
+        ("per-head", "profile", (8, 2), "metric-keys-per-head"),
         ("profile", "all", (2, 1), "metric-values-all"),
         ("per-head", "all", (8, 1), "metric-keys-per-head-values-all"),
         ("all", "all", (1, 1), "metric-keys-all-values-all"),
     ],
-)  # fmt: skip
+)
 def test_head_groups_of_a_recipe(keys: str, values: str, groups: tuple[int, int], folder: str) -> None:
     recipe = load_recipe("loss-aware").model_copy(update={"key_groups": keys, "value_groups": values})
     chosen = recipe.head_groups(8, HeadGroups.both(2))
@@ -108,14 +112,20 @@ def test_a_path_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("maxbits = 3\n", "maxbits: Extra inputs"), ("max_bits = 17\n", "max_bits: "),
-        ('min_bits = "2"\n', "min_bits: Input should be a valid integer"), ("min_bits = true\n", "min_bits: "),
-        ("min_bits = 2.0\n", "min_bits: "), ("[window]\nflush = 200\n", "flush (200) must not exceed"),
-        ("[window]\nsink = 1\n", "window.sink: "), ("[protect]\nkey_extra = nan\n", "protect.key_extra: "),
-        ("[protect]\nkey_extra = -1.0\n", "protect.key_extra: "), ('allocator = "magic"\n', "allocator: "),
-        ("normalize_percentile = inf\n", "normalize_percentile: "), ("window = 3\n", "window: "),
+        ("maxbits = 3\n", "maxbits: Extra inputs"),
+        ("max_bits = 17\n", "max_bits: "),
+        ('min_bits = "2"\n', "min_bits: Input should be a valid integer"),
+        ("min_bits = true\n", "min_bits: "),
+        ("min_bits = 2.0\n", "min_bits: "),
+        ("[window]\nflush = 200\n", "flush (200) must not exceed"),
+        ("[window]\nsink = 1\n", "window.sink: "),
+        ("[protect]\nkey_extra = nan\n", "protect.key_extra: "),
+        ("[protect]\nkey_extra = -1.0\n", "protect.key_extra: "),
+        ('allocator = "magic"\n', "allocator: "),
+        ("normalize_percentile = inf\n", "normalize_percentile: "),
+        ("window = 3\n", "window: "),
     ],
-)  # fmt: skip
+)
 def test_a_recipe_is_read_strictly(tmp_path: Path, change: str, says: str) -> None:
     refused(load_recipe, tmp_path / "bad.toml", RECIPE + change, "recipe bad.toml", says)
 
@@ -130,14 +140,15 @@ def test_a_recipe_name_is_one_plain_file_name(tmp_path: Path, name: str) -> None
     [
         ("kv_heads = 2", "kv_heads = 3", "heads (4) must be a multiple of kv_heads (3)"),
         ("context = 512", "context = 512\nhead_groups = 3", "head_groups (3) must divide kv_heads (2)"),
-        ("layers = 2", "", "geometry.layers: Field required"), ("layers = 2", "layers = 0", "geometry.layers: "),
+        ("layers = 2", "", "geometry.layers: Field required"),
+        ("layers = 2", "layers = 0", "geometry.layers: "),
         ("samples = 3", "samples = 0", "calibration.rates.samples: "),
         ('["builtin:python-docs"]', "[]", "calibration.rates.sources: "),
         ('["builtin:python-docs"]', '"a.txt"', "calibration.rates.sources: "),
         ("[calibration.rates]", "[calibration.transform]", "calibration.rates: Field required"),
         ('model = "o/m"', "model = 3", "model: "),
     ],
-)  # fmt: skip
+)
 def test_a_model_profile_is_read_strictly(tmp_path: Path, old: str, new: str, says: str) -> None:
     changed = PROFILE.replace(old, new)
     assert changed != PROFILE

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from aatc_cli.artifact import open_artifact
-from aatc_cli.evals.schema import read_evaluations
-from aatc_cli.stages.files import Run, open_plan
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.artifacts.files import Run, open_plan
 
 pytestmark = pytest.mark.real
 
@@ -100,9 +100,19 @@ def test_stats_record_the_tokens_and_texts_they_were_made_from(real_run):
 
 def test_the_live_cache_holds_the_bytes_of_the_law(real_run, real_model_path, aatc):
     (result,) = aatc(
-        "eval", "--task", "memory", "--run", real_run.root, "--model", real_model_path, "--budget", 2,
-        "--context", 700, "--json",
-    ).json  # fmt: skip
+        "eval",
+        "--task",
+        "memory",
+        "--run",
+        real_run.root,
+        "--model",
+        real_model_path,
+        "--budget",
+        2,
+        "--context",
+        700,
+        "--json",
+    ).json
     (row,) = result["rows"]
     parts = open_plan(real_run.root / "plans" / "paper-2").layout.breakdown(700)
     # a float32 model: what is exact takes twice the bytes of the law's float16

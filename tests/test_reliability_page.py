@@ -14,9 +14,27 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 # twenty cases, and how many sides each of them has
 SIDES = {
-    1: 3, 2: 3, 3: 5, 4: 1, 5: 2, 6: 2, 7: 12, 8: 4, 9: 4, 10: 7, 11: 3, 12: 3, 13: 3, 14: 2, 15: 1, 16: 2, 17: 3,
-    18: 2, 19: 3, 20: 3,
-}  # fmt: skip
+    1: 3,
+    2: 3,
+    3: 5,
+    4: 1,
+    5: 2,
+    6: 2,
+    7: 12,
+    8: 4,
+    9: 4,
+    10: 7,
+    11: 3,
+    12: 3,
+    13: 3,
+    14: 2,
+    15: 1,
+    16: 2,
+    17: 3,
+    18: 2,
+    19: 3,
+    20: 3,
+}
 NODE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(\[[^`]*\])?`")
 HEADINGS = ("Crashes", "Corruption", "Numerics", "Determinism", "Long run", "Command line", "Cases")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from aatc_cli.tensor_file import TensorFile
+from aatc_cli.artifacts.tensor_file import TensorFile
 
 
 def many() -> dict[str, torch.Tensor]:
@@ -15,14 +15,25 @@ def many() -> dict[str, torch.Tensor]:
     wide = {
         f"{dtype}".removeprefix("torch."): (torch.rand(3, 5, generator=generator) * 100).to(dtype)
         for dtype in (
-            torch.uint8, torch.bool, torch.float16, torch.float64, torch.int32, torch.bfloat16, torch.float32,
-            torch.int64, torch.int8, torch.int16,
+            torch.uint8,
+            torch.bool,
+            torch.float16,
+            torch.float64,
+            torch.int32,
+            torch.bfloat16,
+            torch.float32,
+            torch.int64,
+            torch.int8,
+            torch.int16,
         )
-    }  # fmt: skip
+    }
     return wide | {
-        "odd bytes": torch.arange(7, dtype=torch.uint8), "scalar": torch.tensor(2.5), "none": torch.zeros(0, 4),
-        "transposed": torch.arange(6.0).reshape(2, 3).T, "naïve \"name\"": torch.ones(1),
-    }  # fmt: skip
+        "odd bytes": torch.arange(7, dtype=torch.uint8),
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 4),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        'naïve "name"': torch.ones(1),
+    }
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from aatc_cli.cli.measures import (
     run_speed,
     run_speed_of_geometry,
     run_speed_of_stages,
-)  # fmt: skip
+)
 from aatc_cli.cli.options import (
     BudgetOption,
     DeviceMapOption,
@@ -29,7 +29,7 @@ from aatc_cli.cli.options import (
     RunOption,
     find_source,
     subjects_of,
-)  # fmt: skip
+)
 from aatc_cli.cli.stability import run_stability
 from aatc_cli.cli.study import only_study, run_study
 
@@ -104,8 +104,7 @@ def evaluate(
         bool, typer.Option("--offline-stages", help="Time collect and whiten instead (speed of a profile).")
     ] = False,
     groups: Annotated[
-        str,
-        typer.Option("--groups", help="Head groups: heads (fused kernels), all, or a number (speed of a profile)."),
+        str, typer.Option("--groups", help="Head groups: heads (fused kernels), all, or a number (speed of a profile).")
     ] = "heads",
     device: DeviceOption = "cpu",
     device_map: DeviceMapOption = "none",
@@ -119,11 +118,11 @@ def evaluate(
     With --study the study names methods and tasks: --recipe keeps only some of its methods, --limit, --length and
     --context replace those of its tasks.
     """
-    from aatc_cli.printing import print_evaluations
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.cli.printing import print_evaluations
+    from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.stages.evaluate import EvalSettings
     from aatc_cli.stages.evaluate import evaluate as stage
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.subjects import EvalOptions
 
     if device_map == "auto" and task not in ("kl", "perplexity"):
         from aatc_cli.errors import UsageError
@@ -142,9 +141,17 @@ def evaluate(
         return
     if task == "speed" and profile is not None and model is None:
         run_speed_of_geometry(
-            Run(run), profile, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch,
-            repeats=repeats, whole=whole_model, groups=groups,
-        )  # fmt: skip
+            Run(run),
+            profile,
+            budget,
+            EvalOptions(device, dtype, force),
+            json,
+            contexts=context,
+            batches=batch,
+            repeats=repeats,
+            whole=whole_model,
+            groups=groups,
+        )
         return
     source, _ = find_source(model, profile)
     texts = text or ["builtin:python-docs-test"]
@@ -152,9 +159,19 @@ def evaluate(
     if study is not None:
         only_study(budget, plan, subtask)
         run_study(
-            Run(run), source, study, options, json, texts=texts, recipes=recipe, limit=limit, length=length,
-            contexts=context, data=data, batch=only_batch(batch),
-        )  # fmt: skip
+            Run(run),
+            source,
+            study,
+            options,
+            json,
+            texts=texts,
+            recipes=recipe,
+            limit=limit,
+            length=length,
+            contexts=context,
+            data=data,
+            batch=only_batch(batch),
+        )
         return
     length = length or 1024
     if task == "stability":
@@ -164,15 +181,35 @@ def evaluate(
     subjects = subjects_of(Run(run), recipe, budget, plan)
     if task == "ruler":
         run_ruler(
-            Run(run), source, subjects, options, only_batch(batch), json, contexts=context, limit=limit,
-            subtasks=subtask, seed=seed, chat=chat, data=data, texts=texts,
-        )  # fmt: skip
+            Run(run),
+            source,
+            subjects,
+            options,
+            only_batch(batch),
+            json,
+            contexts=context,
+            limit=limit,
+            subtasks=subtask,
+            seed=seed,
+            chat=chat,
+            data=data,
+            texts=texts,
+        )
         return
     if task == "gsm8k" or task == "mmlu-pro" or task == "math-500" or task == "longbench":
         run_harness(
-            Run(run), source, subjects, options, only_batch(batch), json, benchmark=task, limit=limit, subtasks=subtask,
-            chat=chat, data=data,
-        )  # fmt: skip
+            Run(run),
+            source,
+            subjects,
+            options,
+            only_batch(batch),
+            json,
+            benchmark=task,
+            limit=limit,
+            subtasks=subtask,
+            chat=chat,
+            data=data,
+        )
         return
     if task == "memory":
         run_memory(Run(run), source, subjects, options, json, contexts=context, batches=batch)

@@ -28,10 +28,10 @@ def inspect(
     Examples: aatc inspect; aatc inspect --budget 2; aatc inspect --model MODEL;
     aatc inspect --profile llama-3.1-8b-instruct --budget 2.5 --context 8192 --json
     """
+    from aatc_cli.artifacts.files import Run, open_plan
+    from aatc_cli.cli.printing import print_inspection
     from aatc_cli.config import make_budget
-    from aatc_cli.printing import print_inspection
     from aatc_cli.stages import inspect as stage
-    from aatc_cli.stages.files import Run, open_plan
 
     found = None
     if profile is not None:
@@ -63,8 +63,8 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Write the run's report: Markdown, CSV, JSON and one self-contained HTML file with plots."""
+    from aatc_cli.artifacts.files import Run
     from aatc_cli.console import print_json, say
-    from aatc_cli.stages.files import Run
     from aatc_cli.stages.report import make_report
 
     files = make_report(Run(run), title=title)

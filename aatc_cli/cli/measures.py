@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.evals.subjects import EvalOptions, Subject
     from aatc_cli.models.loading import ModelSource
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.subjects import EvalOptions, Subject
 
 
 def run_memory(
-    run: Run, source: ModelSource, subjects: list[Subject], options: EvalOptions, json: bool, *,
-    contexts: list[int] | None, batches: list[int] | None,
-) -> None:  # fmt: skip
+    run: Run,
+    source: ModelSource,
+    subjects: list[Subject],
+    options: EvalOptions,
+    json: bool,
+    *,
+    contexts: list[int] | None,
+    batches: list[int] | None,
+) -> None:
     """``--task memory`` with a model: bytes of every plan's live cache at every --context and --batch."""
-    from aatc_cli.printing import print_memory
+    from aatc_cli.cli.printing import print_memory
     from aatc_cli.stages.memory import MemorySettings, measure_memory
 
     settings = MemorySettings(tuple(contexts or [2048]), tuple(batches or [1]))
@@ -23,13 +29,20 @@ def run_memory(
 
 
 def run_memory_of_geometry(
-    run: Run, profile: str, recipes: list[str] | None, budgets: list[float] | None, options: EvalOptions, json: bool, *,
-    contexts: list[int] | None, batches: list[int] | None,
-) -> None:  # fmt: skip
+    run: Run,
+    profile: str,
+    recipes: list[str] | None,
+    budgets: list[float] | None,
+    options: EvalOptions,
+    json: bool,
+    *,
+    contexts: list[int] | None,
+    batches: list[int] | None,
+) -> None:
     """``--task memory`` with a profile and no model: random vectors; raises `UsageError` without --budget."""
+    from aatc_cli.cli.printing import print_memory
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
-    from aatc_cli.printing import print_memory
     from aatc_cli.profiles import load_model_profile, load_recipe
     from aatc_cli.stages.memory import MemorySettings, synthetic_memory
 
@@ -37,18 +50,29 @@ def run_memory_of_geometry(
         raise UsageError("memory of a profile needs a budget", "add --budget 2.5, or measure a plan with --model")
     settings = MemorySettings(tuple(contexts or [2048]), tuple(batches or [1]))
     found = synthetic_memory(
-        run, load_model_profile(profile), [load_recipe(name) for name in recipes or ["paper"]],
-        [make_budget(bits=value) for value in budgets], settings, options,
-    )  # fmt: skip
+        run,
+        load_model_profile(profile),
+        [load_recipe(name) for name in recipes or ["paper"]],
+        [make_budget(bits=value) for value in budgets],
+        settings,
+        options,
+    )
     print_memory(found, json)
 
 
 def run_speed(
-    run: Run, source: ModelSource, subjects: list[Subject], options: EvalOptions, json: bool, *,
-    contexts: list[int] | None, batches: list[int] | None, repeats: int,
-) -> None:  # fmt: skip
+    run: Run,
+    source: ModelSource,
+    subjects: list[Subject],
+    options: EvalOptions,
+    json: bool,
+    *,
+    contexts: list[int] | None,
+    batches: list[int] | None,
+    repeats: int,
+) -> None:
     """``--task speed``: prefill and decode of every plan's cache against the model's own."""
-    from aatc_cli.printing import print_speed
+    from aatc_cli.cli.printing import print_speed
     from aatc_cli.stages.speed import SpeedSettings, measure_speed
 
     settings = SpeedSettings(tuple(contexts or [2048]), tuple(batches or [1]), repeats)
@@ -56,17 +80,26 @@ def run_speed(
 
 
 def run_speed_of_geometry(
-    run: Run, profile: str, budgets: list[float] | None, options: EvalOptions, json: bool, *,
-    contexts: list[int] | None, batches: list[int] | None, repeats: int, whole: bool, groups: str,
-) -> None:  # fmt: skip
+    run: Run,
+    profile: str,
+    budgets: list[float] | None,
+    options: EvalOptions,
+    json: bool,
+    *,
+    contexts: list[int] | None,
+    batches: list[int] | None,
+    repeats: int,
+    whole: bool,
+    groups: str,
+) -> None:
     """``--task speed`` with a profile and no model: the fused kernels, or with --groups the packed cache.
 
     Raises `UsageError` without one --budget, or for head groups that the profile cannot have.
     """
+    from aatc_cli.cli.printing import print_speed
     from aatc_cli.errors import UsageError
-    from aatc_cli.printing import print_speed
+    from aatc_cli.evals.bench.geometry import measure_geometry
     from aatc_cli.profiles import load_model_profile
-    from aatc_cli.stages.speed_geometry import measure_geometry
 
     if budgets is None or len(budgets) != 1:
         raise UsageError("speed of a profile needs one budget", "add --budget 2, or measure a plan with --model")
@@ -80,13 +113,19 @@ def run_speed_of_geometry(
 
 
 def run_speed_of_stages(
-    run: Run, profile: str, options: EvalOptions, json: bool, *, contexts: list[int] | None,
-    batches: list[int] | None, repeats: int,
-) -> None:  # fmt: skip
+    run: Run,
+    profile: str,
+    options: EvalOptions,
+    json: bool,
+    *,
+    contexts: list[int] | None,
+    batches: list[int] | None,
+    repeats: int,
+) -> None:
     """``--task speed --offline-stages``: collect and whiten of a profile's geometry."""
-    from aatc_cli.printing import print_speed
+    from aatc_cli.cli.printing import print_speed
     from aatc_cli.profiles import load_model_profile
-    from aatc_cli.stages.speed_offline import measure_offline
+    from aatc_cli.studies.offline_speed import measure_offline
 
     sizes = [(context, batch) for context in contexts or [2048] for batch in batches or [4]]
     print_speed([measure_offline(run, load_model_profile(profile), sizes, repeats, options)], json)

@@ -22,7 +22,7 @@ from aatc_cli.cli.options import (
     RunOption,
     budgets_of,
     find_source,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile, TextMixture
@@ -62,8 +62,7 @@ def collect(
         int | None, typer.Option("--fisher-batch", min=1, help="Windows per gradient pass. Default: --batch.")
     ] = None,
     recompute: Annotated[
-        bool,
-        typer.Option("--recompute", help="Compute layers again in gradient passes: less memory, one pass more."),
+        bool, typer.Option("--recompute", help="Compute layers again in gradient passes: less memory, one pass more.")
     ] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", min=0, help="Seconds between checkpoints.")
@@ -79,17 +78,22 @@ def collect(
     Interrupted, it continues from its last checkpoint when started again with the same options, and ends with the
     same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
-    from aatc_cli.printing import print_artifact
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.cli.printing import print_artifact
     from aatc_cli.stages.collect import collect as stage
-    from aatc_cli.stages.collect_settings import CollectOptions, CollectSettings
-    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
 
     source, found = find_source(model, profile)
     mixture = _mixture(found, calibration, text, samples, length)
     settings = CollectSettings(
-        samples=mixture.samples, length=mixture.length, seed=seed, rows=rows, skip_first=skip_first, fisher=fisher,
+        samples=mixture.samples,
+        length=mixture.length,
+        seed=seed,
+        rows=rows,
+        skip_first=skip_first,
+        fisher=fisher,
         head_groups=found.head_groups if found else 1,
-    )  # fmt: skip
+    )
     options = CollectOptions(
         device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute, spread=device_map == "auto"
     )
@@ -140,19 +144,27 @@ def whiten(
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
     if not 0 <= shrinkage <= 1:
         raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
-    from aatc_cli.printing import print_artifact
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.cli.printing import print_artifact
     from aatc_cli.profiles import transform_name
-    from aatc_cli.stages.files import Run
     from aatc_cli.stages.whiten import whiten as stage
 
     place = Run(run)
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
     manifest = stage(
-        place, transform_stats=basis, rate_stats=rates, transform=transform, head_groups=head_groups,
-        key_groups=key_groups, value_groups=value_groups, percentile=percentile, shrinkage=shrinkage, device=device,
+        place,
+        transform_stats=basis,
+        rate_stats=rates,
+        transform=transform,
+        head_groups=head_groups,
+        key_groups=key_groups,
+        value_groups=value_groups,
+        percentile=percentile,
+        shrinkage=shrinkage,
+        device=device,
         force=force,
-    )  # fmt: skip
+    )
     print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
 
 
@@ -176,10 +188,10 @@ def allocate(
     Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4 --budget 3;
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/paper-2
     """
+    from aatc_cli.artifacts.files import Run
     from aatc_cli.console import print_json, print_table
     from aatc_cli.profiles import load_recipe
     from aatc_cli.stages.allocate import allocate as stage
-    from aatc_cli.stages.files import Run
 
     if check is not None:
         if recipe or budget or ratio is not None or size is not None:
@@ -197,12 +209,16 @@ def allocate(
     tokens = context or 8192
     facts = [
         {
-            "plan": str(plan.artifact.path), "digest": plan.artifact.manifest.digest, "recipe": plan.recipe.name,
-            "budget": plan.budget.label, "bits_mean": plan.mean_bits,
+            "plan": str(plan.artifact.path),
+            "digest": plan.artifact.manifest.digest,
+            "recipe": plan.recipe.name,
+            "budget": plan.budget.label,
+            "bits_mean": plan.mean_bits,
             "predicted": plan.artifact.manifest.results["predicted"],
-        } | plan.layout.summary(tokens)
+        }
+        | plan.layout.summary(tokens)
         for plan in plans
-    ]  # fmt: skip
+    ]
     if json:
         print_json(facts)
         return
@@ -235,9 +251,9 @@ def _mixture(
 def _check_plan(path: Path, transform: Path | None, json: bool) -> None:
     from dataclasses import asdict
 
+    from aatc_cli.artifacts.files import open_plan
     from aatc_cli.console import print_json, print_table
     from aatc_cli.stages.allocate import check
-    from aatc_cli.stages.files import open_plan
 
     plan = open_plan(path)
     differences = check(plan, transform)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from aatc_cli.artifacts.files import Run
     from aatc_cli.config import Budget
+    from aatc_cli.evals.subjects import Subject
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.profiles import ModelProfile
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.subjects import Subject
 
 RunOption = Annotated[Path, typer.Option("--run", envvar="AATC_RUN", help="Run directory.")]
 ModelOption = Annotated[
@@ -61,11 +61,11 @@ def subjects_of(
     run: Run, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None
 ) -> list[Subject]:
     """Plans named by --plan, or by every combination of --recipe and --budget; raises `UsageError`."""
+    from aatc_cli.artifacts.files import open_plan
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
+    from aatc_cli.evals.subjects import Subject
     from aatc_cli.profiles import load_recipe
-    from aatc_cli.stages.files import open_plan
-    from aatc_cli.stages.subjects import Subject
 
     subjects = []
     for path in plan or []:

@@ -6,22 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.stages.evaluate import EvalSettings
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.subjects import EvalOptions
 
 
 def run_stability(
-    run: Run, source: ModelSource, recipes: list[str] | None, budgets: list[float] | None, stats: list[Path] | None,
-    texts: list[str], settings: EvalSettings, options: EvalOptions, json: bool,
-) -> None:  # fmt: skip
+    run: Run,
+    source: ModelSource,
+    recipes: list[str] | None,
+    budgets: list[float] | None,
+    stats: list[Path] | None,
+    texts: list[str],
+    settings: EvalSettings,
+    options: EvalOptions,
+    json: bool,
+) -> None:
     """``--task stability``: every recipe and budget, calibrated on each of ``stats``; raises `UsageError`."""
+    from aatc_cli.cli.printing import print_stability
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
-    from aatc_cli.printing import print_stability
     from aatc_cli.profiles import load_recipe
-    from aatc_cli.stages.stability import stability
+    from aatc_cli.studies.stability import stability
 
     if not budgets:
         raise UsageError("stability needs a budget to plan at", "add --budget 2")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from aatc_cli.evals.study import StudyResult
+    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.study import StudyResult
+    from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.models.loading import ModelSource
-    from aatc_cli.stages.files import Run
-    from aatc_cli.stages.subjects import EvalOptions
 
 
 def only_study(budget: list[float] | None, plan: list[Path] | None, subtask: list[str] | None) -> None:
@@ -26,19 +26,34 @@ def only_study(budget: list[float] | None, plan: list[Path] | None, subtask: lis
 
 
 def run_study(
-    run: Run, source: ModelSource, study: str, options: EvalOptions, json: bool, *, texts: list[str],
-    recipes: list[str] | None, limit: int | None, length: int | None, contexts: list[int] | None, data: str | None,
+    run: Run,
+    source: ModelSource,
+    study: str,
+    options: EvalOptions,
+    json: bool,
+    *,
+    texts: list[str],
+    recipes: list[str] | None,
+    limit: int | None,
+    length: int | None,
+    contexts: list[int] | None,
+    data: str | None,
     batch: int,
-) -> None:  # fmt: skip
+) -> None:
     """Run a study, print its cells, and end with exit code 1 if any is missing."""
     from aatc_cli.console import print_json, say
-    from aatc_cli.stages.study import StudyChoices, run_study
-    from aatc_cli.studies import load_study
+    from aatc_cli.studies.definition import load_study
+    from aatc_cli.studies.run import StudyChoices, run_study
 
     choices = StudyChoices(
-        texts=tuple(texts), recipes=tuple(recipes or ()), limit=limit, length=length, contexts=tuple(contexts or ()),
-        data=data, batch=batch,
-    )  # fmt: skip
+        texts=tuple(texts),
+        recipes=tuple(recipes or ()),
+        limit=limit,
+        length=length,
+        contexts=tuple(contexts or ()),
+        data=data,
+        batch=batch,
+    )
     result = run_study(run, source, load_study(study), choices, options)
     if json:
         print_json(result.model_dump(mode="json"))

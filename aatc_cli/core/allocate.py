@@ -280,8 +280,12 @@ def fill_sites(pool: list[Floats], budget: int, recipe: Recipe, prices: Sequence
     else:
         # exactly rounded, so that no order of summation matters
         sums = np.array([math.fsum(energies) for energies in energy[blocks]])
-        widths = waterfill(channel_curves(sums, recipe), budget // recipe.block, widths=recipe.allowed_widths,
-                           prices=each[blocks[:, 0]])  # fmt: skip
+        widths = waterfill(
+            channel_curves(sums, recipe),
+            budget // recipe.block,
+            widths=recipe.allowed_widths,
+            prices=each[blocks[:, 0]],
+        )
     found = np.empty(energy.size, dtype=np.int64)
     found[blocks] = widths[:, None]
     return np.split(found, edges[1:-1])

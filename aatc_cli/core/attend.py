@@ -8,9 +8,15 @@ from torch import Tensor
 
 
 def masked_attention(
-    query: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None, scaling: float, *,
-    sinks: Tensor | None = None, softcap: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    allowed: Tensor | None,
+    scaling: float,
+    *,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Attention of ``query`` [B, J, T, D] over ``keys``, ``values`` [B, H, S, D] where ``allowed`` [T, S] is true.
 
     allowed None lets every query see every key. sinks [J]: a logit per query head that takes part in the softmax and
@@ -27,9 +33,14 @@ def masked_attention(
 
 
 def attention_weights(
-    query: Tensor, keys: Tensor, allowed: Tensor | None, scaling: float, *,
-    sinks: Tensor | None = None, softcap: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    keys: Tensor,
+    allowed: Tensor | None,
+    scaling: float,
+    *,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """The weights behind `masked_attention`, in float32 at least. -> [B, J, T, S]."""
     heads = keys.shape[1]
     dtype = torch.promote_types(query.dtype, torch.float32)

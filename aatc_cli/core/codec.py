@@ -94,10 +94,14 @@ class TransformCodec:
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TransformCodec:
         """Move to a device, matrices and scales in ``dtype``."""
         return replace(
-            self, encode=self.encode.to(device, dtype), decode=self.decode.to(device, dtype),
-            scale=self.scale.to(device, dtype), bits=self.bits.to(device), variance=self.variance.to(device, dtype),
+            self,
+            encode=self.encode.to(device, dtype),
+            decode=self.decode.to(device, dtype),
+            scale=self.scale.to(device, dtype),
+            bits=self.bits.to(device),
+            variance=self.variance.to(device, dtype),
             weight=None if self.weight is None else self.weight.to(device, dtype),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

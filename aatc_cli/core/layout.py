@@ -83,9 +83,13 @@ class CacheLayout:
 
     @classmethod
     def of_recipe(
-        cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]],
+        cls,
+        recipe: Recipe,
+        geometry: Geometry,
+        groups: HeadGroups,
+        bits: Sequence[Mapping[Side, Sequence[int]]],
         blocks: int = 0,
-    ) -> CacheLayout:  # fmt: skip
+    ) -> CacheLayout:
         """From the widths of a plan of ``recipe``; blocks: of one precision, over all sites."""
         layout = cls.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
         return replace(layout, overheads=method_overheads(recipe, geometry, groups, bits, blocks))
@@ -101,9 +105,13 @@ class CacheLayout:
 
     @classmethod
     def of_bits(
-        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[Mapping[Side, Sequence[int]]],
+        cls,
+        geometry: Geometry,
+        window: Window,
+        groups: HeadGroups,
+        bits: Sequence[Mapping[Side, Sequence[int]]],
         scale_bits: int = 16,
-    ) -> CacheLayout:  # fmt: skip
+    ) -> CacheLayout:
         """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
         pairs = tuple(
             (SiteWidths.of(layer["k"], window.flush), SiteWidths.of(layer["v"], window.flush)) for layer in bits

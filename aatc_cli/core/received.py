@@ -50,9 +50,15 @@ def bin_edges(device: torch.device = _HOST) -> Tensor:
 
 
 def received_attention(
-    query: Tensor, keys: Tensor, scaling: float, window: Window, *, sliding: int | None = None,
-    sinks: Tensor | None = None, softcap: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    keys: Tensor,
+    scaling: float,
+    window: Window,
+    *,
+    sliding: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """r of every token from causal attention of ``query`` [B, J, T, D] over exact ``keys`` [B, H, T, D]. -> [B, T].
 
     Tokens whose last watching query lies beyond T have part of it. Queries go in tiles, so that no [T, T] is ever held.

@@ -50,9 +50,20 @@ class LayerStats:
     readers: int = field(default=0)
 
     TENSORS: ClassVar[tuple[str, ...]] = (
-        "k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram", "k_rows", "v_rows", "k_fisher",
-        "v_fisher", "received", "k_probes", "v_probes",
-    )  # fmt: skip
+        "k_outer",
+        "v_outer",
+        "k_sum",
+        "v_sum",
+        "q_outer",
+        "o_gram",
+        "k_rows",
+        "v_rows",
+        "k_fisher",
+        "v_fisher",
+        "received",
+        "k_probes",
+        "v_probes",
+    )
     OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes")
 
     @classmethod
@@ -65,12 +76,21 @@ class LayerStats:
 
         heads, dim = geometry.kv_heads, geometry.head_dim
         return cls(
-            count=0, k_outer=zeros(channels, channels), v_outer=zeros(channels, channels), k_sum=zeros(channels),
-            v_sum=zeros(channels), q_outer=zeros(heads, dim, dim), o_gram=o_gram.to(torch.float64),
-            k_rows=zeros(rows, channels, dtype=torch.float32), v_rows=zeros(rows, channels, dtype=torch.float32),
-            k_fisher=zeros(channels, channels), v_fisher=zeros(channels, channels), received=zeros(BINS),
-            k_probes=zeros(BINS, channels, PROBES), v_probes=zeros(BINS, channels, PROBES),
-        )  # fmt: skip
+            count=0,
+            k_outer=zeros(channels, channels),
+            v_outer=zeros(channels, channels),
+            k_sum=zeros(channels),
+            v_sum=zeros(channels),
+            q_outer=zeros(heads, dim, dim),
+            o_gram=o_gram.to(torch.float64),
+            k_rows=zeros(rows, channels, dtype=torch.float32),
+            v_rows=zeros(rows, channels, dtype=torch.float32),
+            k_fisher=zeros(channels, channels),
+            v_fisher=zeros(channels, channels),
+            received=zeros(BINS),
+            k_probes=zeros(BINS, channels, PROBES),
+            v_probes=zeros(BINS, channels, PROBES),
+        )
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
         """Add N tokens: ``q`` [..., H * G, D], ``k`` and ``v`` [..., C]; keep the rows named by ``sample`` (indices).

@@ -82,11 +82,11 @@ def plane_starts(widths: Sequence[int], side: Side) -> list[list[int]]:
 def block_places(widths: Sequence[int], side: Side) -> list[Tensor]:
     """Places of the bytes of `pack_block` for every block, from where the codes of its side begin. [128 width] each."""
     return [
-        torch.cat([
-            torch.arange(start, start + block_bytes(bits)) for start, bits in zip(starts, _planes(width), strict=True)
-        ])
+        torch.cat(
+            [torch.arange(start, start + block_bytes(bits)) for start, bits in zip(starts, _planes(width), strict=True)]
+        )
         for starts, width in zip(plane_starts(widths, side), widths, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _planes(width: int) -> tuple[int, ...]:

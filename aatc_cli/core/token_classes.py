@@ -81,9 +81,10 @@ def token_classes(tables: Sequence[Floats], shares: Sequence[float]) -> TokenCla
     """
     parts = [_layer_classes(layer, table, shares) for layer, table in enumerate(tables)]
     return TokenClasses(
-        np.array([thresholds for thresholds, _, _ in parts]), np.array([counts for _, counts, _ in parts]),
+        np.array([thresholds for thresholds, _, _ in parts]),
+        np.array([counts for _, counts, _ in parts]),
         {side: np.array([costs[side] for _, _, costs in parts]) for side in SIDES},
-    )  # fmt: skip
+    )
 
 
 def _layer_classes(

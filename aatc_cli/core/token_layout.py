@@ -36,9 +36,13 @@ class TokenLayout(CacheLayout):
 
     @classmethod
     def of_classes(
-        cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups,
-        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]], shares: Shares,
-    ) -> Self:  # fmt: skip
+        cls,
+        recipe: Recipe,
+        geometry: Geometry,
+        groups: HeadGroups,
+        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
+        shares: Shares,
+    ) -> Self:
         """From the widths bits[class][layer] of a plan of ``recipe`` and the shares of its classes."""
         sites = [CacheLayout.of_recipe(recipe, geometry, groups, layers).widths for layers in bits]
         widest: list[dict[Side, list[int]]] = [

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.config import Settings
-from aatc_cli.evals.schema import Measurement
 
 
 class BenchmarkRow(Settings):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from aatc_cli.artifacts.evaluation import DistortionRow
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.attend import softmax_with_sinks
@@ -22,8 +23,7 @@ from aatc_cli.core.distortion import coupled_key_distortion, coupled_value_disto
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import unapply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import DistortionRow
-from aatc_cli.evals.teacher_forced import check_rows, mixed_attention
+from aatc_cli.evals.forced.teacher_forced import check_rows, mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
@@ -55,9 +55,14 @@ class _Step:
 
 @torch.no_grad()
 def measure_distortion(
-    model: nn.Module, sites: list[AttentionSite], codecs: list[dict[Side, TransformCodec]], window: Window,
-    windows: Tensor, positions: Sequence[int], after: Callable[[], None],
-) -> list[DistortionRow]:  # fmt: skip
+    model: nn.Module,
+    sites: list[AttentionSite],
+    codecs: list[dict[Side, TransformCodec]],
+    window: Window,
+    windows: Tensor,
+    positions: Sequence[int],
+    after: Callable[[], None],
+) -> list[DistortionRow]:
     """Rows for every layer, side and width: the plan's own widths and `UNIFORM_WIDTHS`, averaged over queries.
 
     windows [n, T]; ``positions`` are the query positions measured in every window. Raises `AatcError` for a model that
@@ -78,17 +83,25 @@ def measure_distortion(
             scored_logits(model, tokens[None].to(device), tokens.numel() - 2)
     return [
         DistortionRow(
-            layer=layer, side=side, bits=bits, plan=plan, predicted=sums.predicted / sums.signal,
-            predicted_diagonal=sums.diagonal / sums.signal, measured=sums.measured / sums.signal,
+            layer=layer,
+            side=side,
+            bits=bits,
+            plan=plan,
+            predicted=sums.predicted / sums.signal,
+            predicted_diagonal=sums.diagonal / sums.signal,
+            measured=sums.measured / sums.signal,
         )
         for (layer, side, bits, plan), sums in sorted(table.items())
-    ]  # fmt: skip
+    ]
 
 
 def _measure_layer(
-    inputs: LayerInputs, codecs: dict[Side, TransformCodec], window: Window, positions: Sequence[int],
+    inputs: LayerInputs,
+    codecs: dict[Side, TransformCodec],
+    window: Window,
+    positions: Sequence[int],
     table: dict[tuple[int, Side, float, bool], _Sums],
-) -> None:  # fmt: skip
+) -> None:
     check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     heads, kv_heads, dim = inputs.query.shape[1], inputs.key.shape[1], inputs.key.shape[3]
     share = heads // kv_heads

@@ -56,9 +56,15 @@ Finished = Callable[[int, list[int]], bool]
 
 @torch.no_grad()
 def generate(
-    model: Any, keyword: str, batch: Batch, contenders: Sequence[Contender], prefill: Prefill, limit: int,
-    ends: frozenset[int], finished: Finished,
-) -> list[list[list[int]]]:  # fmt: skip
+    model: Any,
+    keyword: str,
+    batch: Batch,
+    contenders: Sequence[Contender],
+    prefill: Prefill,
+    limit: int,
+    ends: frozenset[int],
+    finished: Finished,
+) -> list[list[list[int]]]:
     """At most ``limit`` greedy tokens behind every prompt, by contender and place in the batch.
 
     ``keyword`` names the model's cache argument. A text ends before a token of ``ends`` (which is not part of it), or
@@ -72,9 +78,15 @@ def generate(
 
 
 def _continue(
-    model: Any, keyword: str, mask: Tensor, logits: Tensor, cache: Any, limit: int, ends: frozenset[int],
+    model: Any,
+    keyword: str,
+    mask: Tensor,
+    logits: Tensor,
+    cache: Any,
+    limit: int,
+    ends: frozenset[int],
     finished: Finished,
-) -> list[list[int]]:  # fmt: skip
+) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in range(logits.shape[0])]
     rows = list(range(len(texts)))
     for count in range(1, limit + 1):
@@ -94,7 +106,11 @@ def _continue(
             cache.batch_select_indices(kept)
         mask = torch.cat((mask, mask.new_ones(len(rows), 1)), 1)
         logits = model(
-            tokens[:, None], attention_mask=mask, position_ids=mask.sum(1, keepdim=True) - 1, use_cache=True,
-            logits_to_keep=1, **{keyword: cache},
-        ).logits[:, -1]  # fmt: skip
+            tokens[:, None],
+            attention_mask=mask,
+            position_ids=mask.sum(1, keepdim=True) - 1,
+            use_cache=True,
+            logits_to_keep=1,
+            **{keyword: cache},
+        ).logits[:, -1]
     return texts

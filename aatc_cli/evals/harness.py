@@ -68,24 +68,32 @@ def question(
         return Question(_asked("math-500", math_prompt, 2048, [], _math_score), "score")
     return Question(
         _asked(
-            f"longbench_{subtask}", lambda record: longbench.prompt(subtask, record, encode, decode),
-            longbench.NEW_TOKENS[subtask], ["\n"] if subtask == "samsum" else [],
+            f"longbench_{subtask}",
+            lambda record: longbench.prompt(subtask, record, encode, decode),
+            longbench.NEW_TOKENS[subtask],
+            ["\n"] if subtask == "samsum" else [],
             lambda record, answer: longbench.best_score(subtask, record, answer),
         ),
-        "score", chat=subtask not in longbench.PLAIN,
-    )  # fmt: skip
+        "score",
+        chat=subtask not in longbench.PLAIN,
+    )
 
 
 def _asked(
     name: str, text: Callable[[Record], str], room: int, until: list[str], measure: Callable[[Record, str], float]
 ) -> dict[str, Any]:
     return {
-        "task": f"aatc_{name}", "output_type": "generate_until", "test_split": "test", "doc_to_text": text,
-        "doc_to_target": "", "num_fewshot": 0, "target_delimiter": "",
+        "task": f"aatc_{name}",
+        "output_type": "generate_until",
+        "test_split": "test",
+        "doc_to_text": text,
+        "doc_to_target": "",
+        "num_fewshot": 0,
+        "target_delimiter": "",
         "process_results": lambda record, answers: {"score": measure(record, answers[0])},
         "metric_list": [{"metric": "score", "aggregation": "mean", "higher_is_better": True}],
         "generation_kwargs": {"do_sample": False, "until": until, "max_gen_toks": room},
-    }  # fmt: skip
+    }
 
 
 def _gsm8k() -> dict[str, Any]:
@@ -102,17 +110,25 @@ def _gsm8k() -> dict[str, Any]:
 
 def _mmlu(subject: str) -> dict[str, Any]:
     return {
-        "task": f"aatc_mmlu_pro_{subject}", "output_type": "generate_until", "test_split": "test",
-        "fewshot_split": "validation", "num_fewshot": 5, "fewshot_config": {"sampler": "first_n"},
+        "task": f"aatc_mmlu_pro_{subject}",
+        "output_type": "generate_until",
+        "test_split": "test",
+        "fewshot_split": "validation",
+        "num_fewshot": 5,
+        "fewshot_config": {"sampler": "first_n"},
         "description": f"The following are multiple choice questions about {subject.replace('_', ' ')}. "
         "Answer each with the letter of the right option only.\n\n",
-        "doc_to_text": mmlu_prompt, "doc_to_target": "answer",
+        "doc_to_text": mmlu_prompt,
+        "doc_to_target": "answer",
         "generation_kwargs": {"do_sample": False, "until": ["Question:"], "max_gen_toks": 32},
-        "filter_list": [{"name": "letter", "filter": [
-            {"function": "regex", "regex_pattern": rf"\b([{_LETTERS}])\b"}, {"function": "take_first"},
-        ]}],
+        "filter_list": [
+            {
+                "name": "letter",
+                "filter": [{"function": "regex", "regex_pattern": rf"\b([{_LETTERS}])\b"}, {"function": "take_first"}],
+            }
+        ],
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    }  # fmt: skip
+    }
 
 
 def mmlu_prompt(record: Record) -> str:
@@ -157,9 +173,15 @@ def same_answer(gold: str, answer: str | None) -> bool:
 
 
 def ask(
-    model: Any, tokenizer: Any, keyword: str, contender: Contender, asked: Question, splits: Splits, chat: bool,
+    model: Any,
+    tokenizer: Any,
+    keyword: str,
+    contender: Contender,
+    asked: Question,
+    splits: Splits,
+    chat: bool,
     batch: int,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """The score of every test record of ``splits`` with the contender's cache under lm-eval's generation."""
     from datasets import Dataset
     from lm_eval.evaluator import simple_evaluate
@@ -180,8 +202,12 @@ def ask(
     data = {split: Dataset.from_list(rows) for split, rows in splits.items()}
     config = asked.config | {"custom_dataset": lambda **_: data}
     results = simple_evaluate(
-        model=CachedLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch), tasks=[config],
-        apply_chat_template=chat and asked.chat, bootstrap_iters=0, log_samples=True, verbosity="ERROR",
-    )  # fmt: skip
+        model=CachedLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch),
+        tasks=[config],
+        apply_chat_template=chat and asked.chat,
+        bootstrap_iters=0,
+        log_samples=True,
+        verbosity="ERROR",
+    )
     rows = results["samples"][config["task"]]
     return [float(row[asked.metric]) for row in rows if row["filter"] == asked.filter]

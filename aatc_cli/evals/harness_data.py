@@ -86,8 +86,11 @@ def _longbench(source: Source, subtask: str) -> Splits:
 
 
 _READERS: dict[str, Callable[[Source, str], Splits]] = {
-    "gsm8k": _gsm8k, "mmlu-pro": _mmlu, "math-500": _math, "longbench": _longbench,
-}  # fmt: skip
+    "gsm8k": _gsm8k,
+    "mmlu-pro": _mmlu,
+    "math-500": _math,
+    "longbench": _longbench,
+}
 
 
 def qmsum_rows(meeting: Record) -> Iterable[Record]:

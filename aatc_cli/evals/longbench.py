@@ -44,15 +44,27 @@ TEMPLATES = {
     ),
 }
 NEW_TOKENS = {
-    "triviaqa": 32, "qasper": 128, "trec": 64, "samsum": 128, "lcc": 64, "repobench-p": 64, "qmsum": 512,
+    "triviaqa": 32,
+    "qasper": 128,
+    "trec": 64,
+    "samsum": 128,
+    "lcc": 64,
+    "repobench-p": 64,
+    "qmsum": 512,
     "multi_news": 512,
-}  # fmt: skip
+}
 # few-shot examples and code are continued as plain text, whatever the model
 PLAIN = frozenset({"trec", "triviaqa", "samsum", "lcc", "repobench-p"})
 METRICS = {
-    "triviaqa": "qa_f1_score", "qasper": "qa_f1_score", "trec": "classification_score", "samsum": "rouge_score",
-    "lcc": "code_sim_score", "repobench-p": "code_sim_score", "qmsum": "rouge_score", "multi_news": "rouge_score",
-}  # fmt: skip
+    "triviaqa": "qa_f1_score",
+    "qasper": "qa_f1_score",
+    "trec": "classification_score",
+    "samsum": "rouge_score",
+    "lcc": "code_sim_score",
+    "repobench-p": "code_sim_score",
+    "qmsum": "rouge_score",
+    "multi_news": "rouge_score",
+}
 _FIRST_LINE = frozenset({"trec", "triviaqa", "samsum"})
 
 

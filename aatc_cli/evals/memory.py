@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.config import Settings
-from aatc_cli.evals.schema import Measurement
 
 
 class MemoryRow(Settings):

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.config import Settings, Window
 from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.evals.schema import Measurement
-from aatc_cli.evals.teacher_forced import reconstruct
+from aatc_cli.evals.forced.teacher_forced import reconstruct
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
 
@@ -136,16 +136,29 @@ def alternate(timed: Sequence[Callable[[], float]], repeats: int) -> list[list[f
 
 
 def speed_row(
-    part: Part, context: int, batch: int, backend: str, seconds: Sequence[float],
-    reference: Sequence[float], bytes_moved: int | None = None,
-) -> SpeedRow:  # fmt: skip
+    part: Part,
+    context: int,
+    batch: int,
+    backend: str,
+    seconds: Sequence[float],
+    reference: Sequence[float],
+    bytes_moved: int | None = None,
+) -> SpeedRow:
     """The row of one backend from its seconds and the reference's in the same repeats."""
     ratios = [ours / theirs for ours, theirs in zip(seconds, reference, strict=True)]
     return SpeedRow(
-        part=part, context=context, batch=batch, backend=backend, milliseconds=1e3 * median(seconds),
-        milliseconds_low=1e3 * min(seconds), milliseconds_high=1e3 * max(seconds), ratio=median(ratios),
-        ratio_low=min(ratios), ratio_high=max(ratios), bytes_moved=bytes_moved,
-    )  # fmt: skip
+        part=part,
+        context=context,
+        batch=batch,
+        backend=backend,
+        milliseconds=1e3 * median(seconds),
+        milliseconds_low=1e3 * min(seconds),
+        milliseconds_high=1e3 * max(seconds),
+        ratio=median(ratios),
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
+        bytes_moved=bytes_moved,
+    )
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from aatc_cli.evals.schema import read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.evals.speed import REFERENCE, SpeedResult
 
 Columns = tuple[list[str], list[list[str]]]
@@ -27,14 +27,25 @@ def speed_columns(results: Sequence[SpeedResult]) -> Columns:
     rows = []
     for result in results:
         for row in result.rows:
-            bounds = (row.bound_milliseconds, row.roof_bytes_milliseconds, row.roof_unpack_milliseconds,
-                      row.roof_keys_milliseconds)  # fmt: skip
-            rows.append([
-                result.method, row.part, f"{row.context:,}", str(row.batch), row.backend, f"{row.ratio:.3g}",
-                f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
-                f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
-                *("" if bound is None else f"{bound:.4g}" for bound in bounds),
-            ])  # fmt: skip
+            bounds = (
+                row.bound_milliseconds,
+                row.roof_bytes_milliseconds,
+                row.roof_unpack_milliseconds,
+                row.roof_keys_milliseconds,
+            )
+            rows.append(
+                [
+                    result.method,
+                    row.part,
+                    f"{row.context:,}",
+                    str(row.batch),
+                    row.backend,
+                    f"{row.ratio:.3g}",
+                    f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
+                    f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
+                    *("" if bound is None else f"{bound:.4g}" for bound in bounds),
+                ]
+            )
     if results[0].absolute:
         columns += timed
     else:
@@ -49,12 +60,24 @@ def memory_columns(results: Sequence[SpeedResult]) -> Columns:
     rows = []
     for result in results:
         for row in result.memory:
-            counts = (row.peak_bytes, row.weight_bytes, row.law_bytes, row.live_bytes, row.static_bytes,
-                      row.buffer_bytes)  # fmt: skip
-            rows.append([
-                result.method, f"{row.context:,}", str(row.batch), row.backend,
-                *(f"{count / 1e6:,.1f}" for count in counts), f"{row.ratio:.4g}",
-            ])  # fmt: skip
+            counts = (
+                row.peak_bytes,
+                row.weight_bytes,
+                row.law_bytes,
+                row.live_bytes,
+                row.static_bytes,
+                row.buffer_bytes,
+            )
+            rows.append(
+                [
+                    result.method,
+                    f"{row.context:,}",
+                    str(row.batch),
+                    row.backend,
+                    *(f"{count / 1e6:,.1f}" for count in counts),
+                    f"{row.ratio:.4g}",
+                ]
+            )
     return columns, rows
 
 

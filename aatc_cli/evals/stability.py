@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from aatc_cli.artifacts.evaluation import Measurement, read_measurement
 from aatc_cli.config import Settings
-from aatc_cli.evals.schema import Measurement, read_measurement
 
 
 class StabilityRow(Settings):
@@ -65,10 +65,17 @@ def stability_rows(results: Sequence[StabilityResult]) -> list[list[str]]:
             kl = f"{row.kl_mean:.3g}" + ("" if row.kl_stderr is None else f" ± {row.kl_stderr:.2g}")
             forecasts = ["" if value is None else f"{value:.3g}" for value in (row.predicted, row.predicted_elsewhere)]
             ratio = result.kl_spread.get(row.text)
-            found.append([
-                result.method, row.stats, row.text, f"{row.bits:.4g}", kl, *forecasts,
-                "" if ratio is None else f"{ratio:.3g}",
-            ])  # fmt: skip
+            found.append(
+                [
+                    result.method,
+                    row.stats,
+                    row.text,
+                    f"{row.bits:.4g}",
+                    kl,
+                    *forecasts,
+                    "" if ratio is None else f"{ratio:.3g}",
+                ]
+            )
     return found
 
 

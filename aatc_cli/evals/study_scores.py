@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_measurement
+from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.schema import Evaluation, read_evaluation, read_measurement
-from aatc_cli.evals.study import StudyCell
 
 
 @dataclass(frozen=True)

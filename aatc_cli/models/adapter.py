@@ -81,11 +81,15 @@ def geometry_of(config: Any) -> Geometry:
     exact = [window for window in windows if window.exact]
     try:
         return Geometry(
-            layers=len(windows) - len(exact), heads=heads, kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads, hidden_size=text.hidden_size,
-            sliding_layers=len(exact), sliding_window=exact[0].tokens if exact else None,
+            layers=len(windows) - len(exact),
+            heads=heads,
+            kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            hidden_size=text.hidden_size,
+            sliding_layers=len(exact),
+            sliding_window=exact[0].tokens if exact else None,
             full_layers=tuple(place for place, window in enumerate(windows) if exact and not window.exact),
-        )  # fmt: skip
+        )
     except ValidationError as error:
         problem = f"the configuration of {config.model_type} describes no attention: {explain(error)}"
         raise UnsupportedModelError(problem, "mend its config.json, or fetch it again") from error
@@ -132,9 +136,16 @@ def _extras(module: Any, facts: Architecture) -> tuple[Tensor | None, float | No
 
 
 def _site(
-    layer: int, place: int, name: str, module: Any, facts: Architecture, geometry: Geometry, rope: RopeStyle,
-    window: int | None, extras: tuple[Tensor | None, float | None],
-) -> AttentionSite:  # fmt: skip
+    layer: int,
+    place: int,
+    name: str,
+    module: Any,
+    facts: Architecture,
+    geometry: Geometry,
+    rope: RopeStyle,
+    window: int | None,
+    extras: tuple[Tensor | None, float | None],
+) -> AttentionSite:
     taps: dict[str, Tap] = {}
     biases: dict[str, Tensor | None] = {}
     for part, heads in (("q", geometry.heads), ("k", geometry.kv_heads), ("v", geometry.kv_heads)):
@@ -154,10 +165,23 @@ def _site(
             taps[part] = Tap(norm, _heads_first if facts.heads_first else flatten_heads)
     normed = norms["k"] is not None
     return AttentionSite(
-        layer=layer, place=place, name=name, module=module, q=taps["q"], k=taps["k"], v=taps["v"],
-        o=getattr(module, facts.output), k_bias=None if normed else biases["k"], v_bias=biases["v"], normed=normed,
-        biases=with_bias, rope=rope, sliding_window=window, sinks=extras[0], softcap=extras[1],
-    )  # fmt: skip
+        layer=layer,
+        place=place,
+        name=name,
+        module=module,
+        q=taps["q"],
+        k=taps["k"],
+        v=taps["v"],
+        o=getattr(module, facts.output),
+        k_bias=None if normed else biases["k"],
+        v_bias=biases["v"],
+        normed=normed,
+        biases=with_bias,
+        rope=rope,
+        sliding_window=window,
+        sinks=extras[0],
+        softcap=extras[1],
+    )
 
 
 def _width(facts: Architecture, geometry: Geometry, heads: int) -> int:

@@ -92,16 +92,22 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
         seen["cos"], seen["sin"] = tables
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **kwargs: Any
+    ) -> tuple[Tensor, None]:
         if id(module) in exact:
             out = exact_attention(exact[id(module)], query, key, value, scaling)
             return out.transpose(1, 2).contiguous(), None
         inputs = LayerInputs(
-            site=by_module[id(module)], query=query, key=key, value=value, k_raw=seen["k"], v_raw=seen["v"],
-            cos=seen["cos"], sin=seen["sin"], scaling=scaling,
-        )  # fmt: skip
+            site=by_module[id(module)],
+            query=query,
+            key=key,
+            value=value,
+            k_raw=seen["k"],
+            v_raw=seen["v"],
+            cos=seen["cos"],
+            sin=seen["sin"],
+            scaling=scaling,
+        )
         return function(inputs).transpose(1, 2).contiguous(), None
 
     config: Any = model.config

@@ -117,9 +117,15 @@ class _Hooks:
         self._forget()
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float,
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None]:
         """The attention function that transformers calls."""
         if attention_mask is not None and attention_mask.dim() != 2:
             raise AatcError(
@@ -133,10 +139,18 @@ class _Hooks:
         else:
             k_rows, v_rows = (x.transpose(1, 2).flatten(2) for x in (key, value))
         call = CacheCall(
-            site=layer, query=query, key=key, value=value, k_rows=k_rows, v_rows=v_rows, mask=attention_mask,
-            positions=positions, rotation=rotation, scaling=scaling,
+            site=layer,
+            query=query,
+            key=key,
+            value=value,
+            k_rows=k_rows,
+            v_rows=v_rows,
+            mask=attention_mask,
+            positions=positions,
+            rotation=rotation,
+            scaling=scaling,
             prompt=count if self.keep is None else max(count - self.keep + 1, 1),
-        )  # fmt: skip
+        )
         assert self.attached is not None
         return self.function(self.attached.state, call).transpose(1, 2).contiguous(), None
 

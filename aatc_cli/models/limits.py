@@ -14,8 +14,7 @@ def check_length(length: int, config: Any, option: str = "--length") -> None:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise AatcError(
-            f"{length} tokens are more than the model's context of {limit}",
-            f"use {option} {limit} or less",
+            f"{length} tokens are more than the model's context of {limit}", f"use {option} {limit} or less"
         )
 
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from aatc_cli.artifact import ModelIdentity, digest_of
+from aatc_cli.artifacts.artifact import ModelIdentity, digest_of
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.kept import kept
@@ -139,8 +139,7 @@ def load_model(
     if device_map is not None:
         keywords["device_map"] = device_map
     model, report = _attempt(
-        source,
-        lambda: AutoModelForCausalLM.from_pretrained(source.reference, output_loading_info=True, **keywords),
+        source, lambda: AutoModelForCausalLM.from_pretrained(source.reference, output_loading_info=True, **keywords)
     )
     remedy = "the configuration and the weight files do not belong together: fetch the model again"
     if report["missing_keys"]:
@@ -177,11 +176,14 @@ def identify(source: ModelSource, config: Any, tokenizer: Tokenizer) -> ModelIde
     """Name the model by content: configuration, weight files and tokenizer, not by where it lies."""
     settings = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE}
     return ModelIdentity(
-        name=source.name, revision=source.revision or getattr(config, "_commit_hash", None),
-        architecture=str(config.model_type), config_hash=digest_of(json.loads(json.dumps(settings, default=str))),
-        weights_fingerprint=fingerprint(weight_files(source)), tokenizer_hash=tokenizer.digest,
+        name=source.name,
+        revision=source.revision or getattr(config, "_commit_hash", None),
+        architecture=str(config.model_type),
+        config_hash=digest_of(json.loads(json.dumps(settings, default=str))),
+        weights_fingerprint=fingerprint(weight_files(source)),
+        tokenizer_hash=tokenizer.digest,
         geometry=geometry_of(config),
-    )  # fmt: skip
+    )
 
 
 def weight_files(source: ModelSource) -> list[Path]:

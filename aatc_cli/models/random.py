@@ -17,12 +17,17 @@ _VOCABULARY = 128_256
 def random_llama(geometry: Geometry, context: int, theta: float, device: torch.device, dtype: torch.dtype) -> Any:
     """A LlamaForCausalLM with weights drawn on ``device``; its MLP is 3.5 times as wide as the model."""
     config = LlamaConfig(
-        hidden_size=geometry.hidden_size, intermediate_size=int(_MLP_RATIO * geometry.hidden_size),
-        num_hidden_layers=geometry.layers, num_attention_heads=geometry.heads,
-        num_key_value_heads=geometry.kv_heads, head_dim=geometry.head_dim, vocab_size=_VOCABULARY,
-        max_position_embeddings=context, rope_parameters={"rope_type": "default", "rope_theta": theta},
+        hidden_size=geometry.hidden_size,
+        intermediate_size=int(_MLP_RATIO * geometry.hidden_size),
+        num_hidden_layers=geometry.layers,
+        num_attention_heads=geometry.heads,
+        num_key_value_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        vocab_size=_VOCABULARY,
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aatc_cli.artifact import ModelIdentity, TextRecord
+from aatc_cli.artifacts.artifact import ModelIdentity, TextRecord
+from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.evals.schema import Evaluation
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.profiles import HeadGroups

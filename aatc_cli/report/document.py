@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aatc_cli.artifact import TextRecord
+from aatc_cli.artifacts.artifact import TextRecord
 from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, stability_rows
 from aatc_cli.report import figures, series, tables
@@ -43,11 +43,16 @@ def build_document(data: ReportData) -> Document:
     """The report's sections in their fixed order; a section without data says why in one sentence."""
     sections = (
         *(study_section(view) for view in data.studies),
-        _quality(data), _quality_figure(data), _widths(data), _spectrum(data), _distortion(data), _bytes(data),
+        _quality(data),
+        _quality_figure(data),
+        _widths(data),
+        _spectrum(data),
+        _distortion(data),
+        _bytes(data),
         *([_stability(data)] if data.stability else ()),
         *([_speed(data)] if data.speed else ()),
         Section("reading", "How to read this report", (HOW_TO_READ,)),
-    )  # fmt: skip
+    )
     return Document(data.title, tuple(_facts(data)), sections)
 
 

@@ -177,6 +177,13 @@ def legend(figure: Any, axes: Sequence[Any], title: str | None = None, columns: 
             handles.setdefault(label, handle)
     if handles:
         figure.legend(
-            list(handles.values()), list(handles), loc="outside upper left", ncols=min(len(handles), columns),
-            title=title, alignment="left", title_fontsize=8.5, handlelength=1.8, columnspacing=1.4,
-        )  # fmt: skip
+            list(handles.values()),
+            list(handles),
+            loc="outside upper left",
+            ncols=min(len(handles), columns),
+            title=title,
+            alignment="left",
+            title_fontsize=8.5,
+            handlelength=1.8,
+            columnspacing=1.4,
+        )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core import Side
-from aatc_cli.evals.schema import Evaluation
 from aatc_cli.report.data import paper_first
 
 

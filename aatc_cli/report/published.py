@@ -31,10 +31,13 @@ class Published(Settings):
     def score(self, recipe: str, budget: str | None, column: str) -> float | None:
         """A published score, None where the paper has none; of two tables the first named counts."""
         return next(
-            (row.scores[column] for row in self.rows
-             if (row.recipe, row.budget) == (recipe, budget) and column in row.scores),
+            (
+                row.scores[column]
+                for row in self.rows
+                if (row.recipe, row.budget) == (recipe, budget) and column in row.scores
+            ),
             None,
-        )  # fmt: skip
+        )
 
 
 def published_for(model: str) -> Published | None:

@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core import SIDES
-from aatc_cli.evals.schema import Evaluation
 from aatc_cli.profiles import dump
 from aatc_cli.report.data import PlanView, ReportData
 from aatc_cli.report.document import Document

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.schema import Evaluation
-from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.evals.study_scores import mean_of_rows, rows_of
 from aatc_cli.report.compare import Figure
 from aatc_cli.report.published import Published

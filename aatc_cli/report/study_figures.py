@@ -71,8 +71,9 @@ def context_panels(view: StudyView) -> list[ScorePanel]:
     columns = [column for column in score_columns(view) if column.key.startswith("ruler ")]
     lines = []
     for row in view.result.rows:
-        points = [(float(column.key.split()[1]), column.figures[row.name]) for column in columns
-                  if row.name in column.figures]  # fmt: skip
+        points = [
+            (float(column.key.split()[1]), column.figures[row.name]) for column in columns if row.name in column.figures
+        ]
         if len(points) > 1:
             lines.append(_line(title_of(row), points, 100))
     return [ScorePanel("RULER", tuple(lines))] if lines else []

@@ -14,14 +14,19 @@ def study_section(view: StudyView) -> Section:
     result, name = view.result, f"study-{view.result.study}".replace(".", "-")
     missing = sum(cell.file is None for cell in result.cells)
     command = f"aatc eval --study {result.study}"
-    state = f"All {len(result.cells)} cells are there" if not missing else (
-        f"{missing} of {len(result.cells)} cells are missing, with the reason at their place"
-    )  # fmt: skip
+    state = (
+        f"All {len(result.cells)} cells are there"
+        if not missing
+        else (f"{missing} of {len(result.cells)} cells are missing, with the reason at their place")
+    )
     tables = [study_tables.main_table(view), *study_tables.window_tables(view), *study_tables.subtask_tables(view)]
     return Section(
-        name, f"Study {result.study}", (f"{result.summary}. {state} ({command}).",), tuple(_figures(view, name)),
+        name,
+        f"Study {result.study}",
+        (f"{result.summary}. {state} ({command}).",),
+        tuple(_figures(view, name)),
         tuple(table for table in tables if table is not None),
-    )  # fmt: skip
+    )
 
 
 def _figures(view: StudyView, name: str) -> list[FigureBlock]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aatc_cli.evals.study import StudyCell, StudyRow
+from aatc_cli.artifacts.study import StudyCell, StudyRow
 from aatc_cli.report.compare import Figure, tied
 from aatc_cli.report.groups import Protocol
 from aatc_cli.report.study_data import AVERAGED, StudyView, kl_figure, score_figure, title_of
@@ -22,8 +22,12 @@ RATE_NOTE = (
     "are grouped, and the best found, by their nearest half bit."
 )
 SIMULATED_NOTE = "simulated: codes are decoded at once into an ordinary cache; bytes are the byte law's."
-_NAMES = {"mmlu-pro math": "MMLU-Pro math", "mmlu-pro computer_science": "MMLU-Pro computer science",
-          "gsm8k": "GSM8K", "math-500": "MATH-500"}  # fmt: skip
+_NAMES = {
+    "mmlu-pro math": "MMLU-Pro math",
+    "mmlu-pro computer_science": "MMLU-Pro computer science",
+    "gsm8k": "GSM8K",
+    "math-500": "MATH-500",
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,11 @@ def _window_table(view: StudyView, cells: Sequence[StudyCell], protocol: Protoco
             figures[name] = figure
     marks: dict[str, str] = {}
     for rate in {rate_of(row) for row in rows}:
-        members = {row.name: figures[row.name] for row in rows
-                   if rate_of(row) == rate and row.budget is not None and row.name in figures}  # fmt: skip
+        members = {
+            row.name: figures[row.name]
+            for row in rows
+            if rate_of(row) == rate and row.budget is not None and row.name in figures
+        }
         marks |= _marks(members, min)
     whole = f"at {cells[0].length} tokens"
     columns = ("method", "bits", "effective bits", whole, "KL (nats)", "top-1", "ΔNLL", "perplexity")
@@ -84,21 +91,31 @@ def _window_table(view: StudyView, cells: Sequence[StudyCell], protocol: Protoco
         nll, reference = e.nll, e.nll_reference
         # positions scored by KL have a likelihood too: the perplexity of the text from there on
         likely = spread(e.perplexity, e.perplexity_stderr) if perplexity else number(nll and math.exp(nll))
-        lines.append((
-            Cell(title_of(row)), Cell(number(row.bits)), Cell(number(row.bits_packed)), Cell(number(e.bits_effective)),
-            Cell(spread(e.kl_mean, e.kl_stderr) + ("" if perplexity else tie), strong and not perplexity),
-            Cell(percent_with_error(e.top1, e.top1_stderr)),
-            Cell(signed(None if nll is None or reference is None else nll - reference)),
-            Cell(likely + (tie if perplexity else ""), strong and perplexity),
-        ))  # fmt: skip
+        lines.append(
+            (
+                Cell(title_of(row)),
+                Cell(number(row.bits)),
+                Cell(number(row.bits_packed)),
+                Cell(number(e.bits_effective)),
+                Cell(spread(e.kl_mean, e.kl_stderr) + ("" if perplexity else tie), strong and not perplexity),
+                Cell(percent_with_error(e.top1, e.top1_stderr)),
+                Cell(signed(None if nll is None or reference is None else nll - reference)),
+                Cell(likely + (tie if perplexity else ""), strong and perplexity),
+            )
+        )
     kept = [i for i in range(len(columns)) if any(line[i].text != MISSING for line in lines)]
     notes = [RATE_NOTE, TIE_NOTE]
     if any(row.simulated for row in rows):
         notes.append(SIMULATED_NOTE)
     notes += _missing_notes(view, [cell for name, cell in by_row.items() if values[name] is None])
     caption = f"{cells[0].task} on {protocol.describe()}" if protocol else cells[0].column
-    return Table(caption, tuple(columns[i] for i in kept), tuple(tuple(line[i] for i in kept) for line in lines),
-                 tuple(notes), frozenset(rules))  # fmt: skip
+    return Table(
+        caption,
+        tuple(columns[i] for i in kept),
+        tuple(tuple(line[i] for i in kept) for line in lines),
+        tuple(notes),
+        frozenset(rules),
+    )
 
 
 def main_table(view: StudyView) -> Table | None:

@@ -18,10 +18,14 @@ INK, MUTED, GRID, BAND, REST = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4", "#b3b
 SERIES = ("#1f6fb4", "#d1661b", "#2b9166", "#8a5bb8", "#c23f57", "#8c7a1f", "#3a9bb0", "#77685d")
 LEVELS = ("#0b4f6c", "#01708f", "#0f93a8", "#43b0b0", "#7fc8b4", "#b4d9b5")
 THEME = {
-    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", REST: "rest",
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    BAND: "band",
+    REST: "rest",
     **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
     **{colour: f"w{i}" for i, colour in enumerate(LEVELS, 1)},
-}  # fmt: skip
+}
 SIDE_COLOUR = {"k": SERIES[0], "v": SERIES[1]}
 
 _STYLE: dict[str, Any] = {

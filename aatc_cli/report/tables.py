@@ -158,11 +158,14 @@ def plan_table(plans: Sequence[PlanView]) -> Table:
         total = sum(sum(counts[side]) for side in SIDES)
         rows.append(
             _row(
-                plan.name, number(plan.bits_mean), *(number(statistics.fmean(means[side])) for side in SIDES),
-                f"{number(min(layers))} to {number(max(layers))}", percent(sum(counts[s][0] for s in SIDES) / total),
+                plan.name,
+                number(plan.bits_mean),
+                *(number(statistics.fmean(means[side])) for side in SIDES),
+                f"{number(min(layers))} to {number(max(layers))}",
+                percent(sum(counts[s][0] for s in SIDES) / total),
                 *(number(plan.predicted[side]) for side in SIDES),
             )
-        )  # fmt: skip
+        )
     note = "Predicted: what is left of the recipe's energies; with loss gradients as weights, the KL in nats per token."
     return Table("Widths of each plan", columns, tuple(rows), notes=(note,))
 
@@ -176,12 +179,16 @@ def distortion_table(group: DistortionGroup) -> Table:
         ratios = [p.ratio for p in points if p.ratio is not None]
         rows.append(
             _row(
-                head.recipe, head.side.upper(), head.width, str(len(points)),
-                number(statistics.median(p.measured for p in points)), _median(ratios),
+                head.recipe,
+                head.side.upper(),
+                head.width,
+                str(len(points)),
+                number(statistics.median(p.measured for p in points)),
+                _median(ratios),
                 f"{number(min(ratios))} to {number(max(ratios))}" if ratios else MISSING,
                 _median([p.measured / p.diagonal for p in points if p.diagonal > 0]),
             )
-        )  # fmt: skip
+        )
     notes = (
         "Medians over layers. The prediction keeps the coupling of heads that share a cache; "
         "the theorem adds heads as if they were independent.",
@@ -198,10 +205,14 @@ def bytes_table(plans: Sequence[PlanView], context: int) -> Table:
         static = sum(plan.layout.static_breakdown().values())
         rows.append(
             _row(
-                plan.name, *(size(parts[cause]) for cause in CAUSES), size(plan.layout.bytes(context)),
-                f"{number(plan.layout.ratio(context))}x", number(plan.layout.bits_effective(context)), size(static),
+                plan.name,
+                *(size(parts[cause]) for cause in CAUSES),
+                size(plan.layout.bytes(context)),
+                f"{number(plan.layout.ratio(context))}x",
+                number(plan.layout.bits_effective(context)),
+                size(static),
             )
-        )  # fmt: skip
+        )
     reference = size(plans[0].layout.reference_bytes(context))
     notes = (f"The float16 cache takes {reference}. Static bytes do not grow with tokens and are not in the ratio.",)
     return Table(f"Cache of one sequence of {context} tokens", columns, tuple(rows), notes)

@@ -26,10 +26,18 @@ Tables = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 def cached_attention(
-    query: Tensor, store: LayerStore, tables: Tables, scaling: float, *, sliding_window: int | None = None,
-    fresh: tuple[Tensor, Tensor] | None = None, tile: int | None = None, rope: RopeStyle = "half",
-    sinks: Tensor | None = None, softcap: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    store: LayerStore,
+    tables: Tables,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    fresh: tuple[Tensor, Tensor] | None = None,
+    tile: int | None = None,
+    rope: RopeStyle = "half",
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Attention of rotated queries [b, Hq, q, D] over ``store`` and, causally, over ``fresh`` tokens behind it.
 
     fresh: rotated keys and values [b, H, q, D] of the queries' own tokens, not in the store yet; without it there is

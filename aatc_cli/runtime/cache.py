@@ -196,9 +196,16 @@ class CompressedState:
         site = call.site
         assert isinstance(site, AttentionSite)
         return cached_attention(
-            query, store, self._rotation(call, group), call.scaling, sliding_window=site.sliding_window, fresh=fresh,
-            rope=site.rope, sinks=site.sinks, softcap=site.softcap,
-        )  # fmt: skip
+            query,
+            store,
+            self._rotation(call, group),
+            call.scaling,
+            sliding_window=site.sliding_window,
+            fresh=fresh,
+            rope=site.rope,
+            sinks=site.sinks,
+            softcap=site.softcap,
+        )
 
     def _rotation(self, call: CacheCall, group: Group) -> Tables:
         def tables(first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -229,8 +236,13 @@ class CompressedState:
         starts = starts_of(call.positions, counts, width)
         # group by group, rows that go on alike: nothing is changed before all of it is checked
         parts = [alike(group, counts, starts) for group in self.groups]
-        self._check_limit([group.length + new + offset for group, part in zip(self.groups, parts, strict=True)
-                           for new, offset in part])  # fmt: skip
+        self._check_limit(
+            [
+                group.length + new + offset
+                for group, part in zip(self.groups, parts, strict=True)
+                for new, offset in part
+            ]
+        )
         groups: list[Group] = []
         for group, part in zip(self.groups, parts, strict=True):
             for (new, offset), places in part.items():
@@ -285,6 +297,9 @@ def _part(call: CacheCall, rows: list[int], count: int) -> CacheCall:
     skipped = call.query.shape[2] - count
     heads = {name: getattr(call, name)[rows][:, :, skipped:] for name in ("query", "key", "value")}
     return replace(
-        call, **heads, k_rows=call.k_rows[rows][:, skipped:], v_rows=call.v_rows[rows][:, skipped:],
+        call,
+        **heads,
+        k_rows=call.k_rows[rows][:, skipped:],
+        v_rows=call.v_rows[rows][:, skipped:],
         prompt=call.prompt - skipped,
-    )  # fmt: skip
+    )

@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aatc_cli.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
+from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
+from aatc_cli.artifacts.disk import flush, read_record, replace_directory, unwritable, write_text
+from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.config import Window
-from aatc_cli.disk import flush, read_record, replace_directory, unwritable, write_text
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.locking import locked, sweep
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.profiles import explain
 from aatc_cli.runtime.batch import CacheSpec, Group
@@ -73,11 +73,16 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
         raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     draft = CacheManifest(
-        schema_version=1, kind="cache", plan=plan_digest(session.spec), model=model_digest(session.model),
-        window=session.spec.window, columns=state.columns,
+        schema_version=1,
+        kind="cache",
+        plan=plan_digest(session.spec),
+        model=model_digest(session.model),
+        window=session.spec.window,
+        columns=state.columns,
         groups=[GroupRecord(rows=g.rows, offset=g.offset, length=g.length) for g in state.groups],
-        tensors={name: _entry(tensor) for name, tensor in tensors.items()}, digest="",
-    )  # fmt: skip
+        tensors={name: _entry(tensor) for name, tensor in tensors.items()},
+        digest="",
+    )
     manifest = draft.model_copy(update={"digest": draft.computed_digest()})
     temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
     try:

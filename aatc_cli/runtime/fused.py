@@ -128,20 +128,40 @@ class FusedState:
         query = call.query[:, :, 0].contiguous()
         layer = self.spec.layers[place]
         if self._kernels is not None:
-            self._kernels.append(*rows, self.keys[place], self.values[place], self.data[place], layer.tables,
-                                 layer.encode, self.tokens)  # fmt: skip
+            self._kernels.append(
+                *rows, self.keys[place], self.values[place], self.data[place], layer.tables, layer.encode, self.tokens
+            )
             out = torch.empty_like(query)
             self._kernels.decode(
-                query, self.data[place], layer.tables, self.spec.frequencies, self.tile_angles,
-                self.token_angles[place], self.keys[place], self.values[place], self.slot_angles, self.tokens,
-                self.tiles, self.hidden, out,
-            )  # fmt: skip
+                query,
+                self.data[place],
+                layer.tables,
+                self.spec.frequencies,
+                self.tile_angles,
+                self.token_angles[place],
+                self.keys[place],
+                self.values[place],
+                self.slot_angles,
+                self.tokens,
+                self.tiles,
+                self.hidden,
+                out,
+            )
         else:
             self._append(place, *rows)
             out = decode_attention(
-                query, self.data[place], layer.tables, self.spec.frequencies, self.keys[place], self.values[place],
-                self.tokens, self.tiles, self.hidden, sinks=self.spec.window.sinks, scaling=self.spec.scaling,
-            ).to(query.dtype)  # fmt: skip
+                query,
+                self.data[place],
+                layer.tables,
+                self.spec.frequencies,
+                self.keys[place],
+                self.values[place],
+                self.tokens,
+                self.tiles,
+                self.hidden,
+                sinks=self.spec.window.sinks,
+                scaling=self.spec.scaling,
+            ).to(query.dtype)
         return out.unsqueeze(2)
 
     def _begin(self, call: CacheCall, count: int) -> None:
@@ -222,10 +242,21 @@ class _Kernels:
             kind = table.tile_bytes, table.key.steps, table.key.kinds
             if kind not in self.by_shape:
                 shape = DecodeShape(
-                    batch, spec.kv_heads, spec.heads // spec.kv_heads, spec.dim, spec.slots, spec.window.sinks,
-                    max_tiles, table.tile_bytes, head, table.fast, table.key.halves, table.key.steps,
-                    table.key.kinds, spec.scaling,
-                )  # fmt: skip
+                    batch,
+                    spec.kv_heads,
+                    spec.heads // spec.kv_heads,
+                    spec.dim,
+                    spec.slots,
+                    spec.window.sinks,
+                    max_tiles,
+                    table.tile_bytes,
+                    head,
+                    table.fast,
+                    table.key.halves,
+                    table.key.steps,
+                    table.key.kinds,
+                    spec.scaling,
+                )
                 self.by_shape[kind] = Decoder(shape, spec.dtype, device)
 
     def decode(self, query: Tensor, data: Tensor, tables: LayerTables, *rest: Tensor) -> Tensor:
@@ -286,9 +317,15 @@ def fused_spec(
         made.append(FusedLayer(pair, tables, EncodeTables.of(pair, tables)))
     scaling = float(getattr(sites[0].module, "scaling", geometry.head_dim**-0.5))
     return FusedSpec(
-        tuple(made), window, parameter.dtype, geometry.heads, geometry.kv_heads, geometry.head_dim,
-        frequencies.to(torch.float32), scaling,
-    )  # fmt: skip
+        tuple(made),
+        window,
+        parameter.dtype,
+        geometry.heads,
+        geometry.kv_heads,
+        geometry.head_dim,
+        frequencies.to(torch.float32),
+        scaling,
+    )
 
 
 def _check(sites: list[AttentionSite], window: Window, group: int, dim: int) -> None:

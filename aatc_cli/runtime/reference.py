@@ -37,9 +37,19 @@ def head_vectors(codes: Tensor, alpha: Tensor, part: HeadSide) -> Tensor:
 
 
 def decode_attention(
-    query: Tensor, data: Tensor, tables: LayerTables, frequencies: Tensor, keys: Tensor, values: Tensor, tokens: Tensor,
-    tiles: Tensor, hidden: Tensor, *, sinks: int, scaling: float,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    data: Tensor,
+    tables: LayerTables,
+    frequencies: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tokens: Tensor,
+    tiles: Tensor,
+    hidden: Tensor,
+    *,
+    sinks: int,
+    scaling: float,
+) -> Tensor:
     """Attention of one rotated query per sequence [B, Hq, D] over sinks, tiles and window, in float64. -> [B, Hq, D].
 
     keys, values [B, slots, H D]: exact tokens, keys before RoPE; slots are the sinks and then a ring.

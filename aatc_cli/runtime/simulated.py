@@ -45,9 +45,12 @@ class SimulatedStore:
     NAMES = ("keys", "values", "key_hats", "value_hats")
 
     def __init__(
-        self, codecs: Mapping[Side, Codec | LayersCodec], biases: Mapping[Side, Tensor | None], window: Window,
+        self,
+        codecs: Mapping[Side, Codec | LayersCodec],
+        biases: Mapping[Side, Tensor | None],
+        window: Window,
         empty: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.codecs, self.biases, self.window, self.batch = codecs, biases, window, int(empty.shape[0])
         self.packed = self.tokens = 0
         self.keys, self.values, self.key_hats, self.value_hats = (empty.clone() for _ in self.NAMES)
@@ -228,12 +231,18 @@ def simulated(
     geometry, parameter = geometry_of(config), next(model.parameters())
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     spec = SimulatedSpec(
-        sites=(), window=window, dtype=parameter.dtype, limit=limit,
+        sites=(),
+        window=window,
+        dtype=parameter.dtype,
+        limit=limit,
         layout=CacheLayout.nominal(geometry, window, HeadGroups.both(1), 16.0),
         windows=tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers),
-        switch=rope_switch(config), codecs=codecs, layers=tuple(layers), coordinates=coordinates,
+        switch=rope_switch(config),
+        codecs=codecs,
+        layers=tuple(layers),
+        coordinates=coordinates,
         device=parameter.device,
-    )  # fmt: skip
+    )
     with hosted(model, layers, _attend):
         yield SimulatedSession(spec, model, cache_keyword(model))
 

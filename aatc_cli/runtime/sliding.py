@@ -71,9 +71,15 @@ class SlidingStore:
 
 
 def sliding_attention(
-    query: Tensor, key: Tensor, value: Tensor, store: SlidingStore, scaling: float, *, sinks: Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    store: SlidingStore,
+    scaling: float,
+    *,
+    sinks: Tensor | None = None,
     softcap: float | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Exact attention of new tokens over ``store`` and, causally, over themselves. -> [b, Hq, q, D].
 
     query [b, Hq, q, D], key and value [b, H, q, D] are rotated and not in the store yet.

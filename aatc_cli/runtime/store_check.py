@@ -50,6 +50,12 @@ def _sizes(store: LayerStore | SlidingStore, tensors: Mapping[str, Tensor]) -> d
     if packed % flush or not packed_tokens(store.tokens, store.window) <= packed <= most:
         return None
     return {
-        "sink_keys": sinks, "sink_values": sinks, "ring_keys": slots, "ring_values": slots, "streams.0.keys": packed,
-        "streams.0.values": packed // flush, "streams.0.key_scales": packed, "streams.0.value_scales": packed,
-    }  # fmt: skip
+        "sink_keys": sinks,
+        "sink_values": sinks,
+        "ring_keys": slots,
+        "ring_values": slots,
+        "streams.0.keys": packed,
+        "streams.0.values": packed // flush,
+        "streams.0.key_scales": packed,
+        "streams.0.value_scales": packed,
+    }

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
+from aatc_cli.artifacts.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
+from aatc_cli.artifacts.token_plans import load_classes, require_classes, write_classes
+from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
@@ -18,10 +21,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, Recipe, dump
-from aatc_cli.stages.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
 from aatc_cli.stages.method_tables import load_tables
-from aatc_cli.stages.token_plans import load_classes, require_classes, write_classes
-from aatc_cli.stages.versions import versions
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
@@ -56,9 +56,10 @@ def allocate(
         for budget in budgets:
             target = run.plan(recipe.name, budget)
             wanted = {
-                "settings": _settings(recipe, budget), "inputs": {"transform": artifact.manifest.digest},
+                "settings": _settings(recipe, budget),
+                "inputs": {"transform": artifact.manifest.digest},
                 "model": artifact.manifest.model.model_dump(mode="json"),
-            }  # fmt: skip
+            }
             if unchanged(target, "plan", wanted, force=force) is not None:
                 say(f"allocate: inputs unchanged, nothing to do ({target})")
             else:
@@ -86,8 +87,11 @@ def _transform_for(recipe: Recipe, place: Path) -> Artifact:
 
 
 def _whiten_command(recipe: Recipe) -> str:
-    options = (("transform", recipe.transform, "whiten"), ("key-groups", recipe.key_groups, "profile"),
-               ("value-groups", recipe.value_groups, "profile"))  # fmt: skip
+    options = (
+        ("transform", recipe.transform, "whiten"),
+        ("key-groups", recipe.key_groups, "profile"),
+        ("value-groups", recipe.value_groups, "profile"),
+    )
     return " ".join(["aatc whiten", *(f"--{name} {value}" for name, value, usual in options if value != usual)])
 
 
@@ -218,16 +222,20 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
                     writer.add(f"layers.{index}.{side}.starts", begins)
         classes = {} if allocation.classes is None else {"classes": write_classes(writer, allocation.classes)}
         return writer.commit(
-            settings=_settings(recipe, budget), model=transform.manifest.model,
+            settings=_settings(recipe, budget),
+            model=transform.manifest.model,
             inputs={"transform": transform.manifest.digest},
             results={
-                "bits_mean": mean, "bits_budget": bits, "head_groups": dump(layout.groups),
+                "bits_mean": mean,
+                "bits_budget": bits,
+                "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                 "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.summary(budget.context or _CONTEXT), **classes,
+                "layout": layout.summary(budget.context or _CONTEXT),
+                **classes,
             },
             provenance={"versions": versions()},
-        )  # fmt: skip
+        )
 
 
 def _short(value: float) -> float:

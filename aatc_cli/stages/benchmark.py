@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aatc_cli.artifact import ModelIdentity
+from aatc_cli.artifacts.artifact import ModelIdentity
+from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
+from aatc_cli.artifacts.files import Run
 from aatc_cli.console import say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.schema import read_measurement, write_evaluation
-from aatc_cli.stages.files import Run
-from aatc_cli.stages.subjects import EvalOptions, Subject, origin_of, require_subjects
+from aatc_cli.evals.subjects import EvalOptions, Subject, origin_of, require_subjects
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,14 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, run: Run, benchmark: str, order: Sequence[str], identity: ModelIdentity, subjects: Sequence[Subject],
+        cls,
+        run: Run,
+        benchmark: str,
+        order: Sequence[str],
+        identity: ModelIdentity,
+        subjects: Sequence[Subject],
         options: EvalOptions,
-    ) -> Ledger:  # fmt: skip
+    ) -> Ledger:
         """Read what is there of the same plans, model and dtype; ``--force`` begins anew. Raises `ArtifactError`."""
         if not subjects:
             raise UsageError("nothing to evaluate", "name plans by --recipe and --budget, or by --plan")
@@ -69,6 +74,8 @@ class Ledger:
 
 def _draft(benchmark: str, identity: ModelIdentity, subject: Subject, options: EvalOptions) -> BenchmarkResult:
     return BenchmarkResult(
-        benchmark=benchmark, seconds=0.0, simulated=subject.plan is not None and not subject.recipe.packed,
+        benchmark=benchmark,
+        seconds=0.0,
+        simulated=subject.plan is not None and not subject.recipe.packed,
         **origin_of(subject, identity, options),
-    )  # fmt: skip
+    )

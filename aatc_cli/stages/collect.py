@@ -11,34 +11,32 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import Manifest, unchanged
+from aatc_cli.artifacts.artifact import Manifest, unchanged
+from aatc_cli.artifacts.disk import replace_directory
+from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Geometry
 from aatc_cli.console import progress, say, working
-from aatc_cli.disk import replace_directory
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
-from aatc_cli.models.loading import (
-    ModelSource,
-    identify,
-    leading_device,
-    load_config,
-    load_model,
-    load_tokenizer,
-)  # fmt: skip
+from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
-from aatc_cli.stages.collect_job import CollectJob
-from aatc_cli.stages.collect_passes import Timer, run_forward, run_gradients
-from aatc_cli.stages.collect_settings import CollectOptions, CollectSettings
-from aatc_cli.stages.files import Run
-from aatc_cli.stages.processes import Processes, joined
+from aatc_cli.stages.collecting.job import CollectJob
+from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
+from aatc_cli.stages.collecting.processes import Processes, joined
+from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
 from aatc_cli.text.windows import draw_windows
 
 
 def collect(
-    run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
-    options: CollectOptions, profile: ModelProfile | None = None,
-) -> Manifest | None:  # fmt: skip
+    run: Run,
+    name: str,
+    source: ModelSource,
+    mixture: TextMixture,
+    settings: CollectSettings,
+    options: CollectOptions,
+    profile: ModelProfile | None = None,
+) -> Manifest | None:
     """Make the Stats ``name`` of ``run``, or continue an interrupted one from its last checkpoint.
 
     Under torchrun the windows are shared over its processes; all but the first return None, and there are no
@@ -56,9 +54,15 @@ def collect(
 
 
 def _collect(
-    run: Run, name: str, source: ModelSource, mixture: TextMixture, settings: CollectSettings,
-    options: CollectOptions, profile: ModelProfile | None, processes: Processes,
-) -> Manifest | None:  # fmt: skip
+    run: Run,
+    name: str,
+    source: ModelSource,
+    mixture: TextMixture,
+    settings: CollectSettings,
+    options: CollectOptions,
+    profile: ModelProfile | None,
+    processes: Processes,
+) -> Manifest | None:
     target, partial = run.stats(name), run.checkpoint(name)
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
@@ -68,14 +72,19 @@ def _collect(
     check_rank(settings, identity.geometry)
     with working("reading and tokenizing the text"):
         drawn = draw_windows(
-            mixture.sources, tokenizer.encode, samples=settings.samples, length=settings.length, seed=settings.seed,
+            mixture.sources,
+            tokenizer.encode,
+            samples=settings.samples,
+            length=settings.length,
+            seed=settings.seed,
             bos=tokenizer.bos,
-        )  # fmt: skip
+        )
     check_tokens(drawn.tokens, config)
     wanted = {
-        "settings": dump(settings), "model": identity.model_dump(mode="json"),
+        "settings": dump(settings),
+        "model": identity.model_dump(mode="json"),
         "texts": [record.model_dump(mode="json") for record in drawn.records],
-    }  # fmt: skip
+    }
     with run.lock() if processes.first else nullcontext():
         existing = _existing(run, name, wanted, options, processes) if processes.first else None
         if processes.agree(existing is not None):
@@ -88,12 +97,16 @@ def _collect(
             raise UsageError("gradients of a float16 model vanish below 6e-8", "run with --dtype bfloat16 or float32")
         sites = attention_sites(model)
         job = CollectJob(
-            settings, identity, drawn.records, sites, options.place,
+            settings,
+            identity,
+            drawn.records,
+            sites,
+            options.place,
             {"dtype": str(model.dtype).removeprefix("torch."), "device": options.device, "batch": options.batch}
             | ({"profile": profile.name} if profile else {})
             | ({"processes": processes.count} if processes.count > 1 else {})
             | ({"device_map": "auto"} if options.spread else {}),
-        )  # fmt: skip
+        )
         (first, stop), (fisher_first, fisher_stop) = processes.share(settings.samples), processes.share(settings.fisher)
         start, fisher_start = job.resume(partial) if processes.count == 1 else (first, fisher_first)
         if processes.count > 1:

@@ -9,34 +9,20 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import ModelIdentity
+from aatc_cli.artifacts.artifact import ModelIdentity
+from aatc_cli.artifacts.evaluation import Evaluation, Task, read_evaluation, write_evaluation
+from aatc_cli.artifacts.files import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
-from aatc_cli.evals.schema import Evaluation, Task, read_evaluation, write_evaluation
-from aatc_cli.evals.scores import Scores, score_windows
-from aatc_cli.evals.teacher_forced import Method
+from aatc_cli.evals.forced.scores import Scores, score_windows
+from aatc_cli.evals.forced.teacher_forced import Method
+from aatc_cli.evals.subjects import EvalOptions, Subject, origin_of, placed_codecs, require_subjects, subject_codecs
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
-from aatc_cli.models.loading import (
-    ModelSource,
-    identify,
-    leading_device,
-    load_config,
-    load_model,
-    load_tokenizer,
-)  # fmt: skip
-from aatc_cli.stages.files import Run
-from aatc_cli.stages.subjects import (
-    EvalOptions,
-    Subject,
-    origin_of,
-    placed_codecs,
-    require_subjects,
-    subject_codecs,
-)  # fmt: skip
+from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_model, load_tokenizer
 from aatc_cli.text.windows import Windows, consecutive_windows
 
 
@@ -59,9 +45,13 @@ class EvalSettings:
 
 
 def evaluate(
-    run: Run, source: ModelSource, subjects: Sequence[Subject], texts: Sequence[str], settings: EvalSettings,
+    run: Run,
+    source: ModelSource,
+    subjects: Sequence[Subject],
+    texts: Sequence[str],
+    settings: EvalSettings,
     options: EvalOptions,
-) -> list[Evaluation]:  # fmt: skip
+) -> list[Evaluation]:
     """Evaluate every subject on the same windows of every text and write one file each.
 
     Those already there, made from the same plan, model and windows, are not run again. Raises `ArtifactError` when a
@@ -95,9 +85,13 @@ def evaluate(
 
 
 def _fill(
-    run: Run, frame: _Frame, model: Any, subjects: Sequence[Subject], missing: Sequence[Subject],
+    run: Run,
+    frame: _Frame,
+    model: Any,
+    subjects: Sequence[Subject],
+    missing: Sequence[Subject],
     found: dict[str, Evaluation | None],
-) -> list[Evaluation]:  # fmt: skip
+) -> list[Evaluation]:
     """Run what is missing of one text; the evaluations of all subjects in their order."""
     task, text = frame.settings.task, frame.windows.records[0].name
     for subject in subjects:
@@ -163,14 +157,25 @@ class _Frame:
             origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
         scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
-            **origin, task=s.task, seconds=seconds,
+            **origin,
+            task=s.task,
+            seconds=seconds,
             bits_effective=layout.bits_effective(s.length) if layout else 16.0,
             ratio=layout.ratio(s.length) if layout else 1.0,
-            context=s.length, text=self.windows.records[0].name, text_sha256=self.windows.records[0].sha256,
-            windows=tokens.shape[0], length=s.length, stride=s.length - int(self.bos), first_position=s.first_position,
-            tokens_scored=tokens.shape[0] * scored, queries=self.queries, sinks=window.sinks, recent=window.recent,
-            flush=window.flush, **measured,
-        )  # fmt: skip
+            context=s.length,
+            text=self.windows.records[0].name,
+            text_sha256=self.windows.records[0].sha256,
+            windows=tokens.shape[0],
+            length=s.length,
+            stride=s.length - int(self.bos),
+            first_position=s.first_position,
+            tokens_scored=tokens.shape[0] * scored,
+            queries=self.queries,
+            sinks=window.sinks,
+            recent=window.recent,
+            flush=window.flush,
+            **measured,
+        )
 
     def existing(self, run: Run, subject: Subject) -> Evaluation | None:
         """The evaluation already on disk, if it is of exactly this plan, model, text and windows."""
@@ -182,9 +187,17 @@ class _Frame:
             return None
         found = read_evaluation(path)
         keys = (
-            "plan", "model_fingerprint", "text_sha256", "windows", "stride", "sinks", "recent", "flush", "queries",
+            "plan",
+            "model_fingerprint",
+            "text_sha256",
+            "windows",
+            "stride",
+            "sinks",
+            "recent",
+            "flush",
+            "queries",
             "dtype",
-        )  # fmt: skip
+        )
         return found if all(getattr(found, key) == getattr(draft, key) for key in keys) else None
 
 
@@ -196,9 +209,13 @@ def _run_scores(model: Any, subjects: Sequence[Subject], frame: _Frame) -> list[
     total = frame.windows.tokens.shape[0] * (1 + len(methods))
     with progress(f"eval {frame.settings.task}", total) as ticker:
         scores = score_windows(
-            model, sites, methods, frame.windows.tokens, frame.settings.first_position,
+            model,
+            sites,
+            methods,
+            frame.windows.tokens,
+            frame.settings.first_position,
             lambda name: ticker.advance(text=f"eval {frame.settings.task}: {name}"),
-        )  # fmt: skip
+        )
     return [
         frame.evaluation(subject, score.seconds, _measured(frame.settings.task, score), score.class_shares())
         for subject, score in zip(subjects, scores, strict=True)

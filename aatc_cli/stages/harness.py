@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
-from aatc_cli.artifact import digest_of
+from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.files import Run
 from aatc_cli.console import say, working
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError
@@ -16,12 +17,11 @@ from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.harness import Question, ask, question, require_harness
 from aatc_cli.evals.harness_data import SUBTASKS, Source, Splits, chosen_subtasks
 from aatc_cli.evals.longbench import METRICS
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import ModelSource, Tokenizer, identify, load_config, load_model, load_tokenizer
 from aatc_cli.stages.benchmark import Ledger
-from aatc_cli.stages.files import Run
 from aatc_cli.stages.ruler import contender_of
-from aatc_cli.stages.subjects import EvalOptions, Subject
 
 Benchmark = Literal["gsm8k", "mmlu-pro", "math-500", "longbench"]
 _METRICS = {"gsm8k": "flexible-extract", "mmlu-pro": "exact_match", "math-500": "math_verify"}
@@ -50,9 +50,13 @@ class _Job:
 
 
 def harness(
-    run: Run, source: ModelSource, subjects: Sequence[Subject], settings: HarnessSettings, options: EvalOptions,
+    run: Run,
+    source: ModelSource,
+    subjects: Sequence[Subject],
+    settings: HarnessSettings,
+    options: EvalOptions,
     batch: int = 1,
-) -> list[BenchmarkResult]:  # fmt: skip
+) -> list[BenchmarkResult]:
     """Ask every subject the same records and write a row per subtask as it comes.
 
     Rows of the same plan, model, records and settings are not run again. Raises `AatcError` when the packages of the
@@ -115,6 +119,13 @@ def _row(job: _Job, model: Any, tokenizer: Tokenizer, contender: Any, chat: bool
     scores = ask(model, tokenizer.raw, cache_keyword(model), contender, job.asked, job.splits, chat, batch)
     mean, stderr = mean_and_stderr(scores)
     return BenchmarkRow(
-        subtask=job.subtask, context=None, metric=job.metric, score=mean, stderr=stderr, samples=len(scores),
-        scores=scores, prompts_sha256=job.prompts, seconds=time.perf_counter() - began,
-    )  # fmt: skip
+        subtask=job.subtask,
+        context=None,
+        metric=job.metric,
+        score=mean,
+        stderr=stderr,
+        samples=len(scores),
+        scores=scores,
+        prompts_sha256=job.prompts,
+        seconds=time.perf_counter() - began,
+    )

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import MANIFEST, Artifact, open_artifact, read_manifest
+from aatc_cli.artifacts.artifact import MANIFEST, Artifact, open_artifact, read_manifest
+from aatc_cli.artifacts.files import Plan, Run, head_groups_of, open_plan
 from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
-from aatc_cli.stages.files import Plan, Run, head_groups_of, open_plan
 from aatc_cli.stages.inspect_classes import COLUMNS as CLASS_COLUMNS
 from aatc_cli.stages.inspect_classes import class_facts, class_rows
 from aatc_cli.stages.preflight import ROWS, stats_bytes
@@ -78,7 +78,7 @@ def inspect_run(run: Run) -> Inspection:
             for (path, kind, model, _), (_, manifest) in zip(rows, found, strict=True)
         ],
         "evaluations": [path.name for path in evals],
-    }  # fmt: skip
+    }
     tables = [Table(f"run {run.root}", ["artifact", "kind", "model", "digest"], rows)]
     if evals:
         tables.append(Table("evaluations", ["file"], [[path.name] for path in evals]))
@@ -98,14 +98,22 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
     layout = plan.layout.summary(context)
     manifest = plan.artifact.manifest
     data = {
-        "kind": "plan", "digest": manifest.digest, "recipe": plan.recipe.name, "budget": plan.budget.label,
-        "model": manifest.model.model_dump(mode="json"), "bits_mean": plan.mean_bits, "results": manifest.results,
-        "inputs": manifest.inputs, "layout": layout, "sites": sites,
-    }  # fmt: skip
+        "kind": "plan",
+        "digest": manifest.digest,
+        "recipe": plan.recipe.name,
+        "budget": plan.budget.label,
+        "model": manifest.model.model_dump(mode="json"),
+        "bits_mean": plan.mean_bits,
+        "results": manifest.results,
+        "inputs": manifest.inputs,
+        "layout": layout,
+        "sites": sites,
+    }
     widths_table = Table(
         f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel",
-        ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"], rows,
-    )  # fmt: skip
+        ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"],
+        rows,
+    )
     if plan.classes is None:
         return Inspection(data, [widths_table, _layout_table(layout)])
     facts = class_facts(plan)
@@ -123,7 +131,8 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
     collect = {"rows": ROWS, "bytes_stats": held, "bytes_stats_layer": held // geometry.layers}
     data = {"profile": profile.name, "recipe": recipe.name, "bits": bits} | layout | {"collect": collect}
     facts = Table(
-        f"profile {profile.name} ({profile.model})", ["fact", "value"],
+        f"profile {profile.name} ({profile.model})",
+        ["fact", "value"],
         [
             ["layers", str(geometry.layers)],
             ["query heads / kv heads / head dim", f"{geometry.heads} / {geometry.kv_heads} / {geometry.head_dim}"],
@@ -133,7 +142,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
             ["collect: statistics in memory", f"{held / 1e9:.2f} GB beside the model, with {ROWS:,} rows a layer"],
             ["whiten: statistics in memory", f"{collect['bytes_stats_layer'] / 1e6:.1f} MB, of a layer at a time"],
         ],
-    )  # fmt: skip
+    )
     return Inspection(data, [facts, _layout_table(layout)])
 
 
@@ -166,9 +175,13 @@ def _inspect_stats(path: Path) -> Inspection:
 def _artifact_inspection(artifact: Artifact, extra: dict[str, Any], table: Table) -> Inspection:
     manifest = artifact.manifest
     data = {
-        "kind": manifest.kind, "digest": manifest.digest, "model": manifest.model.model_dump(mode="json"),
-        "settings": manifest.settings, "inputs": manifest.inputs, "results": manifest.results,
-    }  # fmt: skip
+        "kind": manifest.kind,
+        "digest": manifest.digest,
+        "model": manifest.model.model_dump(mode="json"),
+        "settings": manifest.settings,
+        "inputs": manifest.inputs,
+        "results": manifest.results,
+    }
     return Inspection(data | extra, [table])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aatc_cli.artifacts.files import Plan
 from aatc_cli.core import SIDES
 from aatc_cli.core.token_layout import TokenLayout
-from aatc_cli.stages.files import Plan
 
 COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "of values", "thresholds by layer"]
 
@@ -23,12 +23,14 @@ def class_facts(plan: Plan) -> list[dict[str, Any]]:
             side: sum(sum(layer[side]) for layer in widths) / (len(widths) * len(widths[0][side])) for side in SIDES
         }
         facts.append(
-            recorded | {
-                "bits_keys": means["k"], "bits_values": means["v"],
+            recorded
+            | {
+                "bits_keys": means["k"],
+                "bits_values": means["v"],
                 "thresholds": plan.classes.thresholds[:, k - 1].tolist() if k else None,
                 "shares": plan.classes.shares[:, k].tolist(),
             }
-        )  # fmt: skip
+        )
     return facts
 
 

@@ -59,27 +59,41 @@ def _data(
 ) -> dict[str, Any]:
     text = config.get_text_config()
     return {
-        "model": source.name, "architecture": config.model_type, "supported": True,
+        "model": source.name,
+        "architecture": config.model_type,
+        "supported": True,
         "verdict": "partly" if geometry.sliding_layers else "supported",
-        "geometry": geometry.model_dump(), "channels_per_site": geometry.channels,
-        "sites_compressed": 2 * geometry.layers, "context": getattr(text, "max_position_embeddings", None),
-        "rope": _rope(text), "fp16_bytes_per_token": fp16_bytes(geometry.of_full_layers(), 1),
+        "geometry": geometry.model_dump(),
+        "channels_per_site": geometry.channels,
+        "sites_compressed": 2 * geometry.layers,
+        "context": getattr(text, "max_position_embeddings", None),
+        "rope": _rope(text),
+        "fp16_bytes_per_token": fp16_bytes(geometry.of_full_layers(), 1),
         "fp16_bytes_sliding": sliding_bytes(geometry, geometry.sliding_window or 0),
-        "layers": [_layer(layer) for layer in layers], "profile": profile.name if profile else None,
-    }  # fmt: skip
+        "layers": [_layer(layer) for layer in layers],
+        "profile": profile.name if profile else None,
+    }
 
 
 def _layer(layer: AttentionLayer) -> dict[str, Any]:
     if isinstance(layer, AttentionSite):
         return {
-            "layer": layer.layer, "place": layer.place, "module": layer.name, "kept": "compressed",
-            "keys_from": "k_norm" if layer.normed else "k_proj", "biases": list(layer.biases), "rope": layer.rope,
+            "layer": layer.layer,
+            "place": layer.place,
+            "module": layer.name,
+            "kept": "compressed",
+            "keys_from": "k_norm" if layer.normed else "k_proj",
+            "biases": list(layer.biases),
+            "rope": layer.rope,
             "sliding_window": layer.sliding_window,
-        }  # fmt: skip
+        }
     return {
-        "layer": None, "place": layer.place, "module": layer.name, "kept": "exact",
+        "layer": None,
+        "place": layer.place,
+        "module": layer.name,
+        "kept": "exact",
         "sliding_window": layer.sliding_window,
-    }  # fmt: skip
+    }
 
 
 def _rope(text: Any) -> dict[str, Any]:
@@ -102,10 +116,15 @@ def _sizes(geometry: Geometry, groups: int, context: int | None) -> dict[str, An
 
 def _cost(work: Work, machine: Machine) -> dict[str, Any]:
     return {
-        "device": machine.device, "tokens": work.tokens, "seconds": round(seconds(work, machine), 1),
-        "bytes_model": work.model_bytes, "bytes_stats": work.stats_bytes, "bytes_memory": work.memory,
-        "bytes_free": machine.free, "fits": work.memory <= machine.free,
-    }  # fmt: skip
+        "device": machine.device,
+        "tokens": work.tokens,
+        "seconds": round(seconds(work, machine), 1),
+        "bytes_model": work.model_bytes,
+        "bytes_stats": work.stats_bytes,
+        "bytes_memory": work.memory,
+        "bytes_free": machine.free,
+        "fits": work.memory <= machine.free,
+    }
 
 
 def _facts(data: dict[str, Any], geometry: Geometry, layers: list[AttentionLayer]) -> Table:
@@ -141,19 +160,26 @@ def _preflight(data: dict[str, Any], sizes: dict[str, Any], work: Work, machine:
         ["FP16 cache, full layers", f"{data['fp16_bytes_per_token']:,} bytes per token"],
         *(
             [["FP16 cache, sliding layers", f"{data['fp16_bytes_sliding']:,} bytes at most, kept as they are"]]
-            if data["fp16_bytes_sliding"] else []
+            if data["fp16_bytes_sliding"]
+            else []
         ),
-        [f"at {sizes['context']:,} tokens, {sizes['bits']:g} bits",
-         f"{sizes['bytes_fp16']:,} -> {sizes['bytes_total']:,} bytes, ratio {sizes['ratio']:.2f}"],
+        [
+            f"at {sizes['context']:,} tokens, {sizes['bits']:g} bits",
+            f"{sizes['bytes_fp16']:,} -> {sizes['bytes_total']:,} bytes, ratio {sizes['ratio']:.2f}",
+        ],
         *(
             [["of the full layers alone", f"ratio {sizes['ratio_full_layers']:.2f}"]]
-            if "ratio_full_layers" in sizes else []
+            if "ratio_full_layers" in sizes
+            else []
         ),
         ["collect: time", f"about {_duration(cost['seconds'])} for {work.tokens:,} tokens on {machine.device}"],
-        ["collect: memory", f"about {work.memory / 1e9:.2f} GB, {work.stats_bytes / 1e9:.2f} of it statistics; "
-                            f"{room} in the {machine.free / 1e9:.1f} GB that are free"],
+        [
+            "collect: memory",
+            f"about {work.memory / 1e9:.2f} GB, {work.stats_bytes / 1e9:.2f} of it statistics; "
+            f"{room} in the {machine.free / 1e9:.1f} GB that are free",
+        ],
         ["next", data["next"]],
-    ]  # fmt: skip
+    ]
     return Table("preflight", ["what", "how much"], rows)
 
 

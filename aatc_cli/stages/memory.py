@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aatc_cli.artifacts.evaluation import write_evaluation
+from aatc_cli.artifacts.files import Run, load_codecs, transform_of
+from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.console import progress, say, working
 from aatc_cli.core import SIDES, Side
@@ -17,7 +20,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.memory import MemoryResult, MemoryRow, Peak, random_widths, storage_bytes
-from aatc_cli.evals.schema import write_evaluation
+from aatc_cli.evals.subjects import EvalOptions, Subject, device_name, origin_of, require_subjects
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
@@ -28,9 +31,6 @@ from aatc_cli.runtime.session import cache_spec
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import LayerStore
-from aatc_cli.stages.files import Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, device_name, origin_of, require_subjects
-from aatc_cli.stages.versions import versions
 
 # random vectors written into a store at once, of all sequences
 _ROWS = 4096
@@ -79,9 +79,8 @@ def measure_memory(
                 rows.append(_row(Packed(subject.name, model, spec), size, options.device, references[size]))
                 ticker.advance()
         result = MemoryResult(
-            **origin_of(subject, identity, options), seconds=time.perf_counter() - began,
-            synthetic=False, rows=rows,
-        )  # fmt: skip
+            **origin_of(subject, identity, options), seconds=time.perf_counter() - began, synthetic=False, rows=rows
+        )
         say(f"eval: memory of {subject.name} -> {write_evaluation(run.evals, result)}")
         results.append(result)
     return results
@@ -130,17 +129,29 @@ def _row(contender: Packed, size: tuple[int, int], device: str, reference: _Use)
     live, state = storage_bytes(cache.state.tensors().values()), cache.state
     half = contender.spec.layout.reference_bytes(*size)
     return MemoryRow(
-        context=size[0], batch=size[1], bytes_live=live, bytes_predicted=state.bytes_predicted(), bytes_fp16=half,
-        ratio=half / live, base_bytes=use.base, peak_bytes=use.peak, peak_decode_bytes=use.peak_decode,
-        base_bytes_reference=reference.base, peak_bytes_reference=reference.peak,
+        context=size[0],
+        batch=size[1],
+        bytes_live=live,
+        bytes_predicted=state.bytes_predicted(),
+        bytes_fp16=half,
+        ratio=half / live,
+        base_bytes=use.base,
+        peak_bytes=use.peak,
+        peak_decode_bytes=use.peak_decode,
+        base_bytes_reference=reference.base,
+        peak_bytes_reference=reference.peak,
         peak_decode_bytes_reference=reference.peak_decode,
-    )  # fmt: skip
+    )
 
 
 def synthetic_memory(
-    run: Run, profile: ModelProfile, recipes: Sequence[Recipe], budgets: Sequence[Budget], settings: MemorySettings,
+    run: Run,
+    profile: ModelProfile,
+    recipes: Sequence[Recipe],
+    budgets: Sequence[Budget],
+    settings: MemorySettings,
     options: EvalOptions,
-) -> list[MemoryResult]:  # fmt: skip
+) -> list[MemoryResult]:
     """The same of a geometry alone: random vectors in stores of random widths with the budget's mean, layer by layer.
 
     Widths are those of `evals.memory.random_widths` from seed 0; quantizer and transform do not change bytes: the plain
@@ -199,17 +210,28 @@ def _synthetic(
                 )
             )
     return MemoryResult(
-        recipe=recipe.name, budget=budget.label, model=profile.model,
+        recipe=recipe.name,
+        budget=budget.label,
+        model=profile.model,
         bits=sum(sum(layer[side]) for layer in bits for side in SIDES) / (2 * geometry.layers * geometry.channels),
-        seconds=time.perf_counter() - began, device=device_name(options.device), dtype="float16", versions=versions(),
-        synthetic=True, rows=rows,
-    )  # fmt: skip
+        seconds=time.perf_counter() - began,
+        device=device_name(options.device),
+        dtype="float16",
+        versions=versions(),
+        synthetic=True,
+        rows=rows,
+    )
 
 
 def _stores(
-    geometry: Geometry, window: Window, groups: HeadGroups, bits: Sequence[dict[Side, list[int]]], scale_bits: int,
-    batch: int, device: str,
-) -> Iterator[LayerStore | SlidingStore]:  # fmt: skip
+    geometry: Geometry,
+    window: Window,
+    groups: HeadGroups,
+    bits: Sequence[dict[Side, list[int]]],
+    scale_bits: int,
+    batch: int,
+    device: str,
+) -> Iterator[LayerStore | SlidingStore]:
     """Empty stores, one at a time: the matrices of one layer are gone when the next one's are made."""
     for layer in bits:
         keys, values = (

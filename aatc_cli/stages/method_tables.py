@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aatc_cli.artifact import Artifact, damaged
+from aatc_cli.artifacts.artifact import Artifact, damaged
+from aatc_cli.artifacts.token_plans import load_classes
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate_methods import MethodTables
 from aatc_cli.core.head_rates import WIDEST, head_errors
@@ -19,7 +20,6 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import encode as encode_latents
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.profiles import Recipe
-from aatc_cli.stages.token_plans import load_classes
 
 # widths for which signposts are placed, and the share of values that KVQuant leaves to its sparse part
 SIGNPOST_WIDTHS = (1, 2, 3, 4)
@@ -100,9 +100,11 @@ def joint_tables(layers: list[LayerStats], side: Side) -> dict[str, Tensor]:
         raise ArtifactError("too few sampled rows for a transform over all layers", "collect with more --rows")
     latents = rows[held] @ basis
     return {
-        "mean": mean, "basis": basis.to(torch.float32), "energy": latents.square().mean(0),
+        "mean": mean,
+        "basis": basis.to(torch.float32),
+        "energy": latents.square().mean(0),
         "block_error": block_errors(latents),
-    }  # fmt: skip
+    }
 
 
 def load_tables(transform: Artifact, recipe: Recipe) -> MethodTables:

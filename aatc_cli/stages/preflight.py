@@ -48,9 +48,14 @@ class Machine:
 
 
 def collect_work(
-    model: nn.Module, geometry: Geometry, samples: int = SAMPLES, length: int = LENGTH, rows: int = ROWS, *,
+    model: nn.Module,
+    geometry: Geometry,
+    samples: int = SAMPLES,
+    length: int = LENGTH,
+    rows: int = ROWS,
+    *,
     itemsize: int = 4,
-) -> Work:  # fmt: skip
+) -> Work:
     """Operations and memory of collect for ``model``, whose weights need not be there (device meta).
 
     Every weight of a linear layer in the body takes a product and a sum per token, an expert's only for the tokens it
@@ -65,13 +70,14 @@ def collect_work(
     text = config.get_text_config()
     widest = max(int(getattr(text, "intermediate_size", 0) or 0), geometry.heads * geometry.head_dim)
     return Work(
-        tokens=tokens, forward=2.0 * tokens * _weights_per_token(model) + attention,
+        tokens=tokens,
+        forward=2.0 * tokens * _weights_per_token(model) + attention,
         statistics=2.0 * tokens * geometry.layers * sums,
         model_bytes=itemsize * sum(parameter.numel() for parameter in model.parameters()),
         # a layer's input, its residual and two of its widest products, and the statistics' float64 copies
         activation_bytes=length * (itemsize * (2 * geometry.hidden_size + 2 * widest) + 24 * geometry.channels),
         stats_bytes=stats_bytes(geometry, min(rows, tokens)),
-    )  # fmt: skip
+    )
 
 
 def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:

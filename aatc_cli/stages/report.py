@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aatc_cli import __version__
-from aatc_cli.artifact import (
+from aatc_cli.artifacts.artifact import (
     MANIFEST,
     ModelIdentity,
     TextRecord,
@@ -16,22 +16,22 @@ from aatc_cli.artifact import (
     read_manifest,
     require_model,
 )
+from aatc_cli.artifacts.disk import write_text
+from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.artifacts.files import Plan, Run, load_energies, open_plan
+from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.study import read_studies
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats, normalized_energy
-from aatc_cli.disk import write_text
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_evaluations
 from aatc_cli.evals.speed_tables import read_speed
 from aatc_cli.evals.stability import read_stability
-from aatc_cli.evals.study import read_studies
 from aatc_cli.evals.study_scores import cell_evaluation
-from aatc_cli.locking import locked, sweep
 from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
 from aatc_cli.report.document import NO_PLANS, build_document
 from aatc_cli.report.published import published_for
 from aatc_cli.report.render import render_csv, render_figures, render_html, render_json, render_markdown
 from aatc_cli.report.study_data import StudyView
-from aatc_cli.stages.files import Plan, Run, load_energies, open_plan
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,12 @@ def make_report(run: Run, *, title: str | None = None) -> ReportFiles:
     document = build_document(data)
     figures = {run.report / name: text for name, text in render_figures(document).items()}
     files = ReportFiles(
-        run.report / "report.md", run.report / "report.html", run.report / "results.csv", run.report / "report.json",
+        run.report / "report.md",
+        run.report / "report.html",
+        run.report / "results.csv",
+        run.report / "report.json",
         tuple(figures),
-    )  # fmt: skip
+    )
     texts = {
         files.markdown: render_markdown(document),
         files.html: render_html(document),
@@ -144,10 +147,17 @@ def _view(plan: Plan) -> PlanView:
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(plan.artifact.path, "plan", "its results are not those of a plan") from error
     return PlanView(
-        recipe=plan.recipe.name, budget=plan.budget.label, digest=plan.artifact.manifest.digest,
-        protected=plan.geometry.leading(plan.recipe.protect.layers), groups=plan.groups, bits=plan.bits,
-        bits_mean=mean, predicted=predicted, water_level=level, layout=plan.layout,
-    )  # fmt: skip
+        recipe=plan.recipe.name,
+        budget=plan.budget.label,
+        digest=plan.artifact.manifest.digest,
+        protected=plan.geometry.leading(plan.recipe.protect.layers),
+        groups=plan.groups,
+        bits=plan.bits,
+        bits_mean=mean,
+        predicted=predicted,
+        water_level=level,
+        layout=plan.layout,
+    )
 
 
 def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
@@ -170,6 +180,8 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
         (layer, side): normalized_energy(energies[layer][side], side, recipe) for layer in layers for side in SIDES
     }
     views = [_view(plan) for plan in chosen]
-    levels = tuple((f"{view.budget} bits" if plan.budget.unit == "bits" else view.budget, view.water_level)
-                   for plan, view in zip(chosen, views, strict=True))  # fmt: skip
+    levels = tuple(
+        (f"{view.budget} bits" if plan.budget.unit == "bits" else view.budget, view.water_level)
+        for plan, view in zip(chosen, views, strict=True)
+    )
     return Spectrum(recipe.name, layers, energy, levels)

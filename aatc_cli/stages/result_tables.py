@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from aatc_cli.disk import read_record
+from aatc_cli.artifacts.disk import read_record
+from aatc_cli.artifacts.evaluation import Evaluation, Measurement, read_measurement
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
 from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.schema import Evaluation, Measurement, read_measurement
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.speed_tables import memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
@@ -47,14 +47,21 @@ def memory_table(results: Sequence[MemoryResult]) -> Rows:
     columns += ["own cache: in use before", "own cache: peak"]
     rows = [
         [
-            result.method, f"{row.context:,}", str(row.batch), _megabytes(row.bytes_live),
-            _megabytes(row.bytes_predicted), _megabytes(row.bytes_fp16), f"{row.ratio:.3g}",
-            _megabytes(row.base_bytes), _megabytes(row.peak_bytes), _megabytes(row.base_bytes_reference),
+            result.method,
+            f"{row.context:,}",
+            str(row.batch),
+            _megabytes(row.bytes_live),
+            _megabytes(row.bytes_predicted),
+            _megabytes(row.bytes_fp16),
+            f"{row.ratio:.3g}",
+            _megabytes(row.base_bytes),
+            _megabytes(row.peak_bytes),
+            _megabytes(row.base_bytes_reference),
             _megabytes(row.peak_bytes_reference),
         ]
         for result in results
         for row in result.rows
-    ]  # fmt: skip
+    ]
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     kind = "synthetic: random vectors and widths, no model" if results[0].synthetic else f"{results[0].dtype} model"
     title = f"memory in MB of {results[0].model} ({kind})"
@@ -117,6 +124,8 @@ def stability_table(results: Sequence[StabilityResult]) -> Rows:
 
 
 _KINDS: dict[str, tuple[type[Measurement], Callable[..., Rows]]] = {
-    "memory": (MemoryResult, memory_table), "speed": (SpeedResult, speed_table),
-    "benchmark": (BenchmarkResult, benchmark_table), "stability": (StabilityResult, stability_table),
-}  # fmt: skip
+    "memory": (MemoryResult, memory_table),
+    "speed": (SpeedResult, speed_table),
+    "benchmark": (BenchmarkResult, benchmark_table),
+    "stability": (StabilityResult, stability_table),
+}

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifact import digest_of
+from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.files import Run, load_codecs, transform_of
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.generation import Batch, generate
+from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
@@ -24,8 +26,6 @@ from aatc_cli.runtime.contenders import AnyContender, Packed, Plain, Simulated, 
 from aatc_cli.runtime.session import cache_spec
 from aatc_cli.runtime.simulated import simulated
 from aatc_cli.stages.benchmark import Ledger
-from aatc_cli.stages.files import Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.text.ruler.collections import open_collections
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample, make_samples
 from aatc_cli.text.ruler.score import score
@@ -62,9 +62,13 @@ class _Job:
 
 
 def ruler(
-    run: Run, source: ModelSource, subjects: Sequence[Subject], settings: RulerSettings, options: EvalOptions,
+    run: Run,
+    source: ModelSource,
+    subjects: Sequence[Subject],
+    settings: RulerSettings,
+    options: EvalOptions,
     batch: int = 1,
-) -> list[BenchmarkResult]:  # fmt: skip
+) -> list[BenchmarkResult]:
     """Ask every subject the same prompts, ``batch`` at a time, and write a row per subtask and context as it comes.
 
     Rows of the same plan, model and prompts are not run again. Raises `AatcError` for a context that the model does
@@ -152,12 +156,19 @@ class _Bench:
         seconds = (time.perf_counter() - began) / len(subjects)
         return [
             BenchmarkRow(
-                subtask=job.subtask, context=job.context, metric=job.metric, score=mean, stderr=stderr,
-                samples=len(values), scores=values, prompts_sha256=job.prompts, seconds=seconds,
+                subtask=job.subtask,
+                context=job.context,
+                metric=job.metric,
+                score=mean,
+                stderr=stderr,
+                samples=len(values),
+                scores=values,
+                prompts_sha256=job.prompts,
+                seconds=seconds,
             )
             for values in scores
             for mean, stderr in [mean_and_stderr(values)]
-        ]  # fmt: skip
+        ]
 
     def _answers(self, job: _Job, samples: list[Sample], contenders: list[AnyContender]) -> list[list[float]]:
         """Scores of these samples by contender."""
@@ -167,11 +178,16 @@ class _Bench:
             return score(text, samples[row].prompt.answers, job.metric)
 
         texts = generate(
-            self.model, cache_keyword(self.model), Batch.of([s.tokens for s in samples], torch.device(self.device)),
-            contenders, lambda b: shared_prefill(self.model, contenders, b.ids, b.mask, b.positions), job.room,
+            self.model,
+            cache_keyword(self.model),
+            Batch.of([s.tokens for s in samples], torch.device(self.device)),
+            contenders,
+            lambda b: shared_prefill(self.model, contenders, b.ids, b.mask, b.positions),
+            job.room,
             # the score never falls as the text grows, so a full one cannot change any more
-            end_tokens(self.model), lambda row, tokens: value(row, tokens) == 1.0,
-        )  # fmt: skip
+            end_tokens(self.model),
+            lambda row, tokens: value(row, tokens) == 1.0,
+        )
         return [[value(row, tokens) for row, tokens in enumerate(found)] for found in texts]
 
     def _contender(self, subject: Subject) -> AnyContender:

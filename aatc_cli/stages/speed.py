@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aatc_cli.artifacts.evaluation import write_evaluation
+from aatc_cli.artifacts.files import Plan, Run, load_codecs, transform_of
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import HALF_BYTES
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.schema import write_evaluation
 from aatc_cli.evals.speed import (
     REFERENCE,
     SpeedCheck,
@@ -24,15 +25,14 @@ from aatc_cli.evals.speed import (
     check_logits,
     expected_logits,
     speed_row,
-)  # fmt: skip
+)
+from aatc_cli.evals.subjects import EvalOptions, Subject, origin_of, require_subjects
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.runtime.contenders import Packed, Plain
 from aatc_cli.runtime.session import cache_spec
-from aatc_cli.stages.files import Plan, Run, load_codecs, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, origin_of, require_subjects
 
 # name of the cache that is measured, by what computes its attention
 BACKEND = "torch"
@@ -73,10 +73,15 @@ def measure_speed(
         began = time.perf_counter()
         rows, checks = _measure(model, subject, subject.plan, settings, options.device)
         result = SpeedResult(
-            **origin_of(subject, identity, options), seconds=time.perf_counter() - began,
-            absolute=options.device.startswith("cuda"), threads=torch.get_num_threads(), repeats=settings.repeats,
-            steps=subject.recipe.window.flush, rows=rows, checks=checks,
-        )  # fmt: skip
+            **origin_of(subject, identity, options),
+            seconds=time.perf_counter() - began,
+            absolute=options.device.startswith("cuda"),
+            threads=torch.get_num_threads(),
+            repeats=settings.repeats,
+            steps=subject.recipe.window.flush,
+            rows=rows,
+            checks=checks,
+        )
         say(f"eval: speed of {subject.name} -> {write_evaluation(run.evals, result)}")
         results.append(result)
     return results
@@ -214,9 +219,14 @@ def _measure(
             shape = (batch, context + 1 + spec.window.flush)
             ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
             bench = Bench(
-                model, Plain(REFERENCE, model), Packed(subject.name, model, spec), codecs, ids.to(device), context,
+                model,
+                Plain(REFERENCE, model),
+                Packed(subject.name, model, spec),
+                codecs,
+                ids.to(device),
+                context,
                 settings.repeats,
-            )  # fmt: skip
+            )
             checks.append(check_part(bench))
             ticker.advance()
             for part in PARTS:

@@ -10,7 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from aatc_cli.artifact import Artifact, ArtifactWriter, Manifest, require_model, unchanged
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, require_model, unchanged
+from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats, write_site
+from aatc_cli.artifacts.token_plans import received_lags
+from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Settings
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
@@ -24,10 +27,7 @@ from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.models.placement import find_device
 from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
-from aatc_cli.stages.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
-from aatc_cli.stages.token_plans import received_lags
-from aatc_cli.stages.versions import versions
 
 TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
 
@@ -42,10 +42,19 @@ class WhitenSettings(Settings):
 
 
 def whiten(
-    run: Run, *, transform_stats: Path, rate_stats: Path, transform: TransformKind = "whiten",
-    head_groups: int | None = None, key_groups: GroupChoice = "profile", value_groups: GroupChoice = "profile",
-    percentile: float = 99.0, shrinkage: float = 0.1, device: str = "cpu", force: bool = False,
-) -> Manifest:  # fmt: skip
+    run: Run,
+    *,
+    transform_stats: Path,
+    rate_stats: Path,
+    transform: TransformKind = "whiten",
+    head_groups: int | None = None,
+    key_groups: GroupChoice = "profile",
+    value_groups: GroupChoice = "profile",
+    percentile: float = 99.0,
+    shrinkage: float = 0.1,
+    device: str = "cpu",
+    force: bool = False,
+) -> Manifest:
     """Make the Transform of ``run`` from Stats: the matrices from one, variances, weights and scales from the other.
 
     ``head_groups`` stands in for the number of the profile, which the choice "profile" takes.
@@ -121,10 +130,13 @@ def _write(
                 for name, tensor in joint_tables(layers, side).items():
                     writer.add(f"joint.{side}.{name}", tensor)
         return writer.commit(
-            settings=dump(settings), model=model, inputs=inputs, texts=rates.manifest.texts,
+            settings=dump(settings),
+            model=model,
+            inputs=inputs,
+            texts=rates.manifest.texts,
             results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")} | watched,
             provenance={"versions": versions(), "device": str(device)},
-        )  # fmt: skip
+        )
 
 
 def whiten_layer(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifact import MANIFEST, TENSORS
-from aatc_cli.stages.files import Run, open_plan
+from aatc_cli.artifacts.artifact import MANIFEST, TENSORS
+from aatc_cli.artifacts.files import Run, open_plan
 
 LENGTH = 48
 
@@ -26,9 +26,20 @@ def collect(tiny_llama: Path, corpus: Path, run_folder: Path) -> Callable[..., l
 
     def arguments(model: object = tiny_llama, text: object = corpus) -> list[object]:
         return [
-            "collect", "--run", run_folder, "--name", "new", "--model", model, "--text", text, "--samples", 6,
-            "--length", LENGTH,
-        ]  # fmt: skip
+            "collect",
+            "--run",
+            run_folder,
+            "--name",
+            "new",
+            "--model",
+            model,
+            "--text",
+            text,
+            "--samples",
+            6,
+            "--length",
+            LENGTH,
+        ]
 
     return arguments
 
@@ -42,26 +53,40 @@ def collect(tiny_llama: Path, corpus: Path, run_folder: Path) -> Callable[..., l
         ("--budget 0", 2, "--budget must be a positive number, got 0"),
         ("--budget -1", 2, "--budget must be a positive number, got -1"),
         ("--budget 16.001", 2, "16.001 bits is above the 16 bits a channel can hold"),
-        ("--budget 1e308", 2, "above the 16 bits"), ("--budget nan", 2, "--budget"), ("--budget inf", 2, "--budget"),
-        ("--budget -inf", 2, "--budget"), ("--budget two", 2, "--budget"), ("--budget 2,5", 2, "--budget"),
-        ("--budget", 2, "--budget"), ("", 2, "exactly one of --budget, --ratio and --bytes is needed, got none"),
-        ("--budget 2 --budget 0", 2, "got 0"), ("--budget 3 --ratio 4 --context 64", 2, "--budget and --ratio"),
+        ("--budget 1e308", 2, "above the 16 bits"),
+        ("--budget nan", 2, "--budget"),
+        ("--budget inf", 2, "--budget"),
+        ("--budget -inf", 2, "--budget"),
+        ("--budget two", 2, "--budget"),
+        ("--budget 2,5", 2, "--budget"),
+        ("--budget", 2, "--budget"),
+        ("", 2, "exactly one of --budget, --ratio and --bytes is needed, got none"),
+        ("--budget 2 --budget 0", 2, "got 0"),
+        ("--budget 3 --ratio 4 --context 64", 2, "--budget and --ratio"),
         ("--ratio 4 --bytes 1MB --context 64", 2, "--ratio and --bytes"),
-        ("--ratio 4", 2, "--ratio needs --context"), ("--bytes 1MB", 2, "--bytes needs --context"),
+        ("--ratio 4", 2, "--ratio needs --context"),
+        ("--bytes 1MB", 2, "--bytes needs --context"),
         ("--ratio 0 --context 64", 2, "--ratio must be a positive number, got 0"),
-        ("--ratio -2 --context 64", 2, "got -2"), ("--ratio nan --context 64", 2, "--ratio"),
-        ("--ratio inf --context 64", 2, "--ratio"), ("--ratio 4 --context 0", 2, "--context"),
-        ("--ratio 4 --context 1.5", 2, "--context"), ("--bytes 0 --context 64", 2, "--bytes must be a positive number"),
-        ("--bytes 12XB --context 64", 2, "cannot read the size '12XB'"), ("--bytes MB --context 64", 2, "'MB'"),
-        ("--bytes -1MB --context 64", 2, "'-1MB'"), ("--bytes nan --context 64", 2, "'nan'"),
+        ("--ratio -2 --context 64", 2, "got -2"),
+        ("--ratio nan --context 64", 2, "--ratio"),
+        ("--ratio inf --context 64", 2, "--ratio"),
+        ("--ratio 4 --context 0", 2, "--context"),
+        ("--ratio 4 --context 1.5", 2, "--context"),
+        ("--bytes 0 --context 64", 2, "--bytes must be a positive number"),
+        ("--bytes 12XB --context 64", 2, "cannot read the size '12XB'"),
+        ("--bytes MB --context 64", 2, "'MB'"),
+        ("--bytes -1MB --context 64", 2, "'-1MB'"),
+        ("--bytes nan --context 64", 2, "'nan'"),
         (f"--bytes {'9' * 400}GB --context 64", 2, "is no number of bytes"),
-        ("--bytes 1B --context 8192", 1, "are not more than the"), ("--bytes 60KB --context 8192", 1, "60,000 bytes"),
+        ("--bytes 1B --context 8192", 1, "are not more than the"),
+        ("--bytes 60KB --context 8192", 1, "60,000 bytes"),
         ("--ratio 1000 --context 8192", 1, "are not more than the"),
         ("--ratio 2 --context 64", 1, "are not more than the"),
         ("--bytes 230KB --context 8192", 1, "no allocation fits 230,000 bytes"),
-        ("--budget 0.5", 1, "cannot pay for 3 protected layers"), ("--budget 1e-300", 1, "cannot pay"),
+        ("--budget 0.5", 1, "cannot pay for 3 protected layers"),
+        ("--budget 1e-300", 1, "cannot pay"),
     ],
-)  # fmt: skip
+)
 def test_budgets(refuses: Any, run_folder: Path, options: str, code: int, says: str) -> None:
     refuses("allocate", "--run", run_folder, *options.split(), code=code, says=(says,), folder=run_folder)
 
@@ -89,25 +114,38 @@ def test_budgets_of_plans_that_are_not_there(refuses: Any, run_folder: Path, tin
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("bogus", "bogus"), ("--bogus", "--bogus"), ("collect --bogus", "--bogus"),
+        ("bogus", "bogus"),
+        ("--bogus", "--bogus"),
+        ("collect --bogus", "--bogus"),
         ("collect --samples 0", "--samples"),
-        ("collect --samples -3", "--samples"), ("collect --samples many", "--samples"),
+        ("collect --samples -3", "--samples"),
+        ("collect --samples many", "--samples"),
         ("collect --length 1", "--length"),
-        ("collect --seed -1", "--seed"), (f"collect --seed {2**31}", "--seed"),
+        ("collect --seed -1", "--seed"),
+        (f"collect --seed {2**31}", "--seed"),
         ("collect --skip-first -1", "--skip-first"),
-        ("collect --rows 0", "--rows"), ("collect --batch 0", "--batch"), ("collect --dtype int8", "--dtype"),
-        ("collect --checkpoint-seconds -1", "--checkpoint-seconds"), ("collect --calibration both", "--calibration"),
-        ("collect", "no model was named"), ("eval --budget 2", "no model was named"), ("eval --task taste", "--task"),
-        ("whiten --transform fourier", "--transform"), ("whiten --percentile 0", "(0, 100], got 0"),
-        ("whiten --shrinkage 1.01", "[0, 1], got 1.01"), ("whiten --shrinkage nan", "got nan"),
-        ("whiten --percentile 100.1", "got 100.1"), ("whiten --percentile nan", "got nan"),
+        ("collect --rows 0", "--rows"),
+        ("collect --batch 0", "--batch"),
+        ("collect --dtype int8", "--dtype"),
+        ("collect --checkpoint-seconds -1", "--checkpoint-seconds"),
+        ("collect --calibration both", "--calibration"),
+        ("collect", "no model was named"),
+        ("eval --budget 2", "no model was named"),
+        ("eval --task taste", "--task"),
+        ("whiten --transform fourier", "--transform"),
+        ("whiten --percentile 0", "(0, 100], got 0"),
+        ("whiten --shrinkage 1.01", "[0, 1], got 1.01"),
+        ("whiten --shrinkage nan", "got nan"),
+        ("whiten --percentile 100.1", "got 100.1"),
+        ("whiten --percentile nan", "got nan"),
         ("whiten --head-groups 0", "--head-groups"),
         ("allocate --check x --budget 2", "--check takes recipe and budget from the plan"),
         ("allocate --check x --ratio 0", "--check takes recipe"),
         ("allocate --check x --recipe paper", "--check takes"),
-        ("inspect a b", "b"), ("inspect --run", "--run"),
+        ("inspect a b", "b"),
+        ("inspect --run", "--run"),
     ],
-)  # fmt: skip
+)
 def test_usage(refuses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = refuses(*arguments.split(), code=2, says=(says,), folder=tmp_path)
@@ -129,19 +167,31 @@ def test_recipes_and_profiles(refuses: Any, run_folder: Path, tmp_path: Path, ti
     refuses(*allocate, "--recipe", bad, says=("is not valid TOML",), folder=tmp_path)
     bad.write_text('name = "paper"\nsummary = "another paper"\n')
     refuses(
-        *allocate, "--recipe", bad, folder=tmp_path,
+        *allocate,
+        "--recipe",
+        bad,
+        folder=tmp_path,
         says=("settings.recipe.protect.layers was 3, now 0", "settings.recipe.summary was"),
-    )  # fmt: skip
+    )
     collect = ("collect", "--run", run_folder, "--model", tiny_llama)
     refuses(*collect, "--profile", "llama", says=("no model profile named 'llama'",), folder=run_folder)
     refuses(
-        *collect, "--profile", "smollm2-135m-instruct", folder=run_folder,
+        *collect,
+        "--profile",
+        "smollm2-135m-instruct",
+        folder=run_folder,
         says=("profile smollm2-135m-instruct expects layers = 30, but the model has 4",),
-    )  # fmt: skip
+    )
     refuses(
-        *collect, "--profile", "smollm2-135m-instruct", "--calibration", "transform", code=2, folder=run_folder,
+        *collect,
+        "--profile",
+        "smollm2-135m-instruct",
+        "--calibration",
+        "transform",
+        code=2,
+        folder=run_folder,
         says=("profile smollm2-135m-instruct has no transform calibration",),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ["../up", "plans", ".hidden", "a/b", ""])
@@ -155,14 +205,18 @@ def test_names_that_leave_the_run(refuses: Any, collect: Any, run_folder: Path, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--length 513", ("513 tokens", "context of 512")), ("--length 4", ("windows of 4 tokens", "first 4")),
+        ("--length 513", ("513 tokens", "context of 512")),
+        ("--length 4", ("windows of 4 tokens", "first 4")),
         ("--samples 1 --length 20", ("16 calibration tokens", "32 channels")),
         ("--samples 100000", ("windows of 48 tokens, but 100000 are needed",)),
-        (f"--samples {10**15}", (f"but {10**15} are needed",)), (f"--length {10**15}", (f"{10**15} tokens", "512")),
-        ("--device foo", ("'foo'",)), ("--device mps", ("'mps'",)), ("--device meta", ("'meta'",)),
+        (f"--samples {10**15}", (f"but {10**15} are needed",)),
+        (f"--length {10**15}", (f"{10**15} tokens", "512")),
+        ("--device foo", ("'foo'",)),
+        ("--device mps", ("'mps'",)),
+        ("--device meta", ("'meta'",)),
         ("--device cuda:99", ("device cuda:99", "CUDA")),
     ],
-)  # fmt: skip
+)
 def test_windows_and_devices(refuses: Any, collect: Any, run_folder: Path, options: str, says: tuple[str, ...]) -> None:
     refuses(*collect(), *options.split(), says=says, folder=run_folder)
 
@@ -179,35 +233,52 @@ def test_windows_to_evaluate(refuses: Any, run_folder: Path, tiny_llama: Path, c
 
 WORDS = "some words of text\n" * 40
 FILES = {
-    "empty.txt": b"", "space.txt": b" \n\t\n", "latin.txt": "caf\xe9 ".encode("latin-1") * 200,
-    "packed.txt": gzip.compress(WORDS.encode()), "short.txt": b"x" * (LENGTH - 1), "few.txt": b"x" * (6 * LENGTH - 1),
+    "empty.txt": b"",
+    "space.txt": b" \n\t\n",
+    "latin.txt": "caf\xe9 ".encode("latin-1") * 200,
+    "packed.txt": gzip.compress(WORDS.encode()),
+    "short.txt": b"x" * (LENGTH - 1),
+    "few.txt": b"x" * (6 * LENGTH - 1),
     "rows.jsonl": (json.dumps({"body": WORDS, "id": 3}) + "\n").encode() * 9,
-    "broken.jsonl": b'{"text": "a"}\n{"text": \n', "lists.jsonl": b"[1, 2]\n",
-}  # fmt: skip
+    "broken.jsonl": b'{"text": "a"}\n{"text": \n',
+    "lists.jsonl": b"[1, 2]\n",
+}
 
 
 @pytest.mark.parametrize(
     ("spec", "code", "says"),
     [
-        ("empty.txt", 1, ("empty.txt", "is empty")), ("space.txt", 1, ("space.txt", "only white space")),
-        ("latin.txt", 1, ("latin.txt", "not UTF-8", "byte 3")), ("packed.txt", 1, ("packed.txt", "gzip")),
-        ("folder", 1, ("folder is a folder, not a text file",)), ("none.txt", 1, ("no text file none.txt",)),
+        ("empty.txt", 1, ("empty.txt", "is empty")),
+        ("space.txt", 1, ("space.txt", "only white space")),
+        ("latin.txt", 1, ("latin.txt", "not UTF-8", "byte 3")),
+        ("packed.txt", 1, ("packed.txt", "gzip")),
+        ("folder", 1, ("folder is a folder, not a text file",)),
+        ("none.txt", 1, ("no text file none.txt",)),
         ("short.txt", 1, ("0 windows of 48 tokens, but 6 are needed",)),
         ("few.txt", 1, ("has 5 windows of 48 tokens, but 6 are needed",)),
         ("rows.jsonl", 2, ("needs the field", "body, id")),
         ("rows.jsonl:text", 1, ("line 1", "no field 'text'", "body, id")),
-        ("rows.jsonl:id", 1, ("'id'", "neither a string")), ("broken.jsonl:text", 1, ("line 2", "not valid JSON")),
+        ("rows.jsonl:id", 1, ("'id'", "neither a string")),
+        ("broken.jsonl:text", 1, ("line 2", "not valid JSON")),
         ("lists.jsonl:text", 1, ("line 1", "not a JSON object")),
         ("builtin:nonsense", 1, ("no built-in text named 'nonsense'",)),
-        ("hf:only:three:parts", 2, ("does not have the form",)), ("hf:./none:c:s:f", 1, ("there is no folder ./none",)),
-        ("short.txt@-1", 2, ("must be a positive number",)), ("short.txt@1e999", 2, ("must be a positive number",)),
+        ("hf:only:three:parts", 2, ("does not have the form",)),
+        ("hf:./none:c:s:f", 1, ("there is no folder ./none",)),
+        ("short.txt@-1", 2, ("must be a positive number",)),
+        ("short.txt@1e999", 2, ("must be a positive number",)),
         ("", 2, ("names no text",)),
     ],
-)  # fmt: skip
+)
 def test_texts(
-    refuses: Any, collect: Any, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, code: int,
+    refuses: Any,
+    collect: Any,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    code: int,
     says: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
@@ -227,9 +298,10 @@ def test_a_hub_without_network(refuses: Any, collect: Any, run_folder: Path, mon
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     outcome = refuses(
-        *collect(text="hf:owner/data:default:train:text"), folder=run_folder,
+        *collect(text="hf:owner/data:default:train:text"),
+        folder=run_folder,
         says=("'owner/data' cannot be read", "no network", "ConnectionError"),
-    )  # fmt: skip
+    )
     assert "file.txt" in outcome.err
 
 
@@ -268,7 +340,8 @@ MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "broken-config": (lambda folder: (folder / "config.json").write_text("{"), ("cannot load", "JSON")),
     "empty-config": (lambda folder: (folder / "config.json").write_text("{}"), ("cannot load", "model_type")),
     "no-weights": (remove("*.safetensors"), ("has no weight files",)),
-    "truncated-weights": (truncate, ("cannot load",)), "no-tokenizer": (remove("tokenizer*"), ("cannot load",)),
+    "truncated-weights": (truncate, ("cannot load",)),
+    "no-tokenizer": (remove("tokenizer*"), ("cannot load",)),
     # transformers draws what is absent at random, and says so where nobody looks
     "a-weight-is-absent": (edit_weights(lambda parts: parts.pop(KEYS)), ("no weights for 1 of its parameters", KEYS)),
     "layers-are-absent": (edit_config(num_hidden_layers=5), ("no weights for 9", "model.layers.4.")),
@@ -278,7 +351,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "kv-heads-do-not-divide": (edit_config(num_key_value_heads=3), ("heads (4) must be a multiple of kv_heads (3)",)),
     "no-hidden-size": (edit_config(hidden_size=0), ("hidden_size",)),
     "latent-attention": (edit_config(kv_lora_rank=8), ("llama is not supported", "MLA")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("which", MODELS)
@@ -292,12 +365,14 @@ def test_models(refuses: Any, collect: Any, tiny_llama: Path, run_folder: Path, 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nowhere", "nowhere is not a model"), ("./nowhere", "./nowhere is not a model"),
+        ("nowhere", "nowhere is not a model"),
+        ("./nowhere", "./nowhere is not a model"),
         ("a/b/c", "a/b/c is not a model"),
-        ("none.gguf", "there is no model file none.gguf"), ("owner/absent", "cannot load owner/absent"),
+        ("none.gguf", "there is no model file none.gguf"),
+        ("owner/absent", "cannot load owner/absent"),
         (os.devnull, "/dev/null is not a model"),
     ],
-)  # fmt: skip
+)
 def test_models_that_are_not_there(
     refuses: Any, collect: Any, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, says: str
 ) -> None:
@@ -361,9 +436,17 @@ def test_a_plan_of_another_model(
     where = ("--run", run_folder, "--model", other, "--text", corpus)
     refuses("eval", *where, "--length", 160, "--budget", 3, says=("the model is not the one", field), folder=run_folder)
     refuses(
-        "collect", *where, "--samples", 8, "--length", 64, "--rows", 256, says=("made with other settings", field),
+        "collect",
+        *where,
+        "--samples",
+        8,
+        "--length",
+        64,
+        "--rows",
+        256,
+        says=("made with other settings", field),
         folder=run_folder,
-    )  # fmt: skip
+    )
 
 
 # artifacts
@@ -373,12 +456,14 @@ def test_a_plan_of_another_model(
 @pytest.mark.parametrize(
     ("damaged", "command"),
     [
-        ("stats", ("whiten", "--percentile", 98, "--force")), ("transforms/whiten", ("allocate", "--budget", 4)),
-        ("plans/paper-3", ("inspect", "--budget", 3)), ("plans/paper-3", ("eval", "--budget", 3, "--length", 160)),
+        ("stats", ("whiten", "--percentile", 98, "--force")),
+        ("transforms/whiten", ("allocate", "--budget", 4)),
+        ("plans/paper-3", ("inspect", "--budget", 3)),
+        ("plans/paper-3", ("eval", "--budget", 3, "--length", 160)),
         ("transforms/whiten", ("eval", "--budget", 3, "--length", 160)),
     ],
     ids=["whiten", "allocate", "inspect", "eval-plan", "eval-transform"],
-)  # fmt: skip
+)
 def test_damaged_inputs(
     refuses: Any, run_folder: Path, tiny_llama: Path, corpus: Path, damaged: str, file: str, command: Any
 ) -> None:
@@ -408,7 +493,7 @@ def test_missing_inputs_name_the_command(refuses: Any, tmp_path: Path, tiny_llam
         (("eval", "--model", tiny_llama, "--budget", 2), "there is no plan", "aatc allocate"),
         (("report",), "nothing to report", "aatc"),
         (("allocate", "--check", run / "x"), "there is no plan", "aatc allocate"),
-    ):  # fmt: skip
+    ):
         where = () if "--check" in arguments else ("--run", run)
         outcome = refuses(arguments[0], *where, *arguments[1:], says=(says,), folder=tmp_path)
         assert remedy in outcome.err.splitlines()[-1]
@@ -439,7 +524,7 @@ def test_two_writers(refuses: Any, collect: Any, run_folder: Path) -> None:
 
 
 def test_the_disk_is_full(refuses: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aatc_cli.tensor_file import TensorFile
+    from aatc_cli.artifacts.tensor_file import TensorFile
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import aatc_cli
-from aatc_cli.artifact import ArtifactWriter, open_artifact
-from aatc_cli.evals.schema import read_evaluations
-from aatc_cli.stages.files import open_plan
+from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
+from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.artifacts.files import open_plan
 
 ROOT = Path(aatc_cli.__file__).parents[1]
 COMMANDS = ["collect", "whiten", "allocate", "inspect", "eval", "report"]
@@ -128,9 +128,10 @@ def test_tables_for_people(aatc: Any, collect: Any, tmp_path: Path) -> None:
 def test_nothing_to_do_says_so_and_touches_nothing(aatc: Any, collect: Any, tmp_path: Path, snapshot: Any) -> None:
     run = tmp_path / "run"
     commands = [
-        ("collect", lambda *more: collect(*more)), ("whiten", lambda *more: aatc("whiten", "--run", run, *more)),
+        ("collect", lambda *more: collect(*more)),
+        ("whiten", lambda *more: aatc("whiten", "--run", run, *more)),
         ("allocate", lambda *more: aatc("allocate", "--run", run, "--budget", 3, "--budget", 4, *more)),
-    ]  # fmt: skip
+    ]
     first = {name: command("--json") for name, command in commands}
     before = snapshot(run)
     for name, command in commands:
@@ -317,8 +318,9 @@ def test_interrupt(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> 
     outcome = collect()
     assert outcome.code == 130
     assert outcome.err.splitlines()[-2:] == [
-        "Error: interrupted", "Hint: run the same command again; collect continues from its last checkpoint",
-    ]  # fmt: skip
+        "Error: interrupted",
+        "Hint: run the same command again; collect continues from its last checkpoint",
+    ]
 
 
 def test_a_defect_of_ours_is_not_hidden(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,9 +356,16 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_a_full_disk_under_stdout() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         result = process(
-            "inspect", "--profile", "llama-3.1-8b-instruct", "--budget", "2", "--json",
-            capture_output=False, stdout=full, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            "inspect",
+            "--profile",
+            "llama-3.1-8b-instruct",
+            "--budget",
+            "2",
+            "--json",
+            capture_output=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
     assert result.returncode == 1
     assert result.stderr.splitlines()[0] == "Error: No space left on device"
     assert len(result.stderr.splitlines()) == 2
@@ -371,9 +380,23 @@ def test_a_terminal_without_the_characters(run_folder: Path) -> None:
 
 def test_ctrl_c_in_a_process(tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "aatc_cli", "collect", "--run", str(tmp_path / "run"), "--model", str(tiny_llama),
-        "--text", str(corpus), "--samples", "490", "--length", "48", "--checkpoint-seconds", "0",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "aatc_cli",
+        "collect",
+        "--run",
+        str(tmp_path / "run"),
+        "--model",
+        str(tiny_llama),
+        "--text",
+        str(corpus),
+        "--samples",
+        "490",
+        "--length",
+        "48",
+        "--checkpoint-seconds",
+        "0",
+    ]
     running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     # the first line comes when everything is loaded; the windows take several seconds, however late the signal is

@@ -12,16 +12,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
-from aatc_cli.artifact import MANIFEST
+from aatc_cli.artifacts.artifact import MANIFEST
 from aatc_cli.cli import app
 
 # what a value must be wrong beside: other options without which this one is not looked at
 BESIDE: dict[tuple[str, str], tuple[object, ...]] = {
     ("collect", "calibration"): ("--profile", "smollm2-135m-instruct"),
-    ("allocate", "ratio"): ("--context", 64), ("allocate", "size"): ("--context", 64),
-    ("eval", "subtask"): ("--task", "ruler"), ("eval", "data"): ("--task", "gsm8k"),
+    ("allocate", "ratio"): ("--context", 64),
+    ("allocate", "size"): ("--context", 64),
+    ("eval", "subtask"): ("--task", "ruler"),
+    ("eval", "data"): ("--task", "gsm8k"),
     ("eval", "stats"): ("--task", "stability"),
-}  # fmt: skip
+}
 # texts that may be anything
 FREE = {("report", "title")}
 # text that is wrong for every option that takes text or a path: no such model, recipe, profile, text, device, folder
@@ -92,9 +94,10 @@ def usual(run_folder: Path, tiny_llama: Path, corpus: Path) -> Callable[[str], l
     def arguments(command: str) -> list[object]:
         model = ["--model", tiny_llama, "--text", corpus]
         own = {
-            "collect": [*model, "--samples", 6, "--length", 48, "--name", "new"], "allocate": ["--budget", 4],
+            "collect": [*model, "--samples", 6, "--length", 48, "--name", "new"],
+            "allocate": ["--budget", 4],
             "eval": [*model, "--length", 160, "--limit", 1, "--recipe", "paper", "--budget", 3],
-        }  # fmt: skip
+        }
         return [command, "--run", run_folder, *own.get(command, [])]
 
     return arguments
@@ -149,28 +152,50 @@ def _copy(what: str) -> Callable[[Path, Path], object]:
 
 
 WRONG: dict[str, Callable[[Path, Path], object]] = {
-    "stats": _copy("stats"), "transform": _copy("transforms/whiten"), "plan": _copy("plans/paper-3"),
-    "another-transform": _copy("transforms/identity"), "run": _copy(""), "file": _text,
-    "empty": lambda place, whole: place.mkdir(), "bare": _bare, "pipe": lambda place, whole: os.mkfifo(place),
+    "stats": _copy("stats"),
+    "transform": _copy("transforms/whiten"),
+    "plan": _copy("plans/paper-3"),
+    "another-transform": _copy("transforms/identity"),
+    "run": _copy(""),
+    "file": _text,
+    "empty": lambda place, whole: place.mkdir(),
+    "bare": _bare,
+    "pipe": lambda place, whole: os.mkfifo(place),
     "circle": lambda place, whole: place.symlink_to(place.name),
-    "out": lambda place, whole: place.symlink_to(whole / "plans" / "paper-3"), "nothing": lambda place, whole: None,
-}  # fmt: skip
+    "out": lambda place, whole: place.symlink_to(whole / "plans" / "paper-3"),
+    "nothing": lambda place, whole: None,
+}
 # where each stage looks, and what it takes there
 PLACES = {
-    "stats": ("stats", ("whiten",)), "transforms/whiten": ("transform", ("allocate", "eval", "check")),
-    "plans/paper-3": ("plan", ("inspect", "eval", "check", "report")), "evals/kl.x.json": ("evaluation", ("report",)),
-}  # fmt: skip
-CELLS = [(place, stage, wrong) for place, (kind, stages) in PLACES.items() for stage in stages for wrong in WRONG
-         if wrong != kind and (place, wrong) != ("evals/kl.x.json", "nothing")
-         # a plan named by its path may lie anywhere
-         and (place, stage, wrong) != ("plans/paper-3", "check", "out")]  # fmt: skip
+    "stats": ("stats", ("whiten",)),
+    "transforms/whiten": ("transform", ("allocate", "eval", "check")),
+    "plans/paper-3": ("plan", ("inspect", "eval", "check", "report")),
+    "evals/kl.x.json": ("evaluation", ("report",)),
+}
+CELLS = [
+    (place, stage, wrong)
+    for place, (kind, stages) in PLACES.items()
+    for stage in stages
+    for wrong in WRONG
+    if wrong != kind
+    and (place, wrong) != ("evals/kl.x.json", "nothing")
+    # a plan named by its path may lie anywhere
+    and (place, stage, wrong) != ("plans/paper-3", "check", "out")
+]
 
 
 @pytest.mark.parametrize(("place", "stage", "wrong"), CELLS, ids=["-".join(cell) for cell in CELLS])
 def test_wrong_artifacts(
-    aatc: Any, run_folder: Path, base_run: Path, tiny_llama: Path, corpus: Path, snapshot: Any, place: str, stage: str,
+    aatc: Any,
+    run_folder: Path,
+    base_run: Path,
+    tiny_llama: Path,
+    corpus: Path,
+    snapshot: Any,
+    place: str,
+    stage: str,
     wrong: str,
-) -> None:  # fmt: skip
+) -> None:
     target = run_folder / place
     target.parent.mkdir(exist_ok=True)
     if target.exists():
@@ -178,11 +203,13 @@ def test_wrong_artifacts(
     WRONG[wrong](target, base_run)
     where = ["--run", run_folder]
     command = {
-        "whiten": ["whiten", *where, "--percentile", 98, "--force"], "allocate": ["allocate", *where, "--budget", 4],
-        "inspect": ["inspect", *where, "--budget", 3], "report": ["report", *where],
+        "whiten": ["whiten", *where, "--percentile", 98, "--force"],
+        "allocate": ["allocate", *where, "--budget", 4],
+        "inspect": ["inspect", *where, "--budget", 3],
+        "report": ["report", *where],
         "check": ["allocate", "--check", run_folder / "plans" / "paper-3"],
         "eval": ["eval", *where, "--model", tiny_llama, "--text", corpus, "--length", 160, "--budget", 3],
-    }[stage]  # fmt: skip
+    }[stage]
     before = snapshot(run_folder) if wrong not in ("pipe", "circle") else None
     outcome = aatc(*command)
     if stage == "report" and wrong in ("nothing", "empty") and place.startswith("plans"):

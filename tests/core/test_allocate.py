@@ -68,8 +68,9 @@ def relaxed(curves, budget, widths) -> tuple[float, float]:
     """Least distortion when steps may be bought in part, and the whole gain of the one step that was (0: none)."""
     steps = [
         ((row[low] - row[high]) / (high - low), high - low)
-        for row in curves for low, high in itertools.pairwise(widths)
-    ]  # fmt: skip
+        for row in curves
+        for low, high in itertools.pairwise(widths)
+    ]
     left, distortion = budget - widths[0] * len(curves), sum(row[widths[0]] for row in curves)
     for gain, size in sorted(steps, reverse=True):
         if gain > 0 and size > left:
@@ -253,9 +254,12 @@ def test_a_plan_does_not_depend_on_the_thread_count():
     for threads in ("1", "2"):
         limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
         ran = subprocess.run(
-            [sys.executable, "-c", SCRIPT], cwd=Path(__file__).parents[2], env=os.environ | limits,
-            capture_output=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", SCRIPT],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | limits,
+            capture_output=True,
+            check=True,
+        )
         outputs.append(ran.stdout)
     assert outputs[0] == outputs[1]
     assert len({line.split()[1] for line in outputs[0].splitlines()}) == 3  # three recipes, three plans

@@ -111,9 +111,15 @@ def test_blocks_of_one_are_channels(curve, bits):
 def test_blocks_go_with_every_allocator_protection_and_choice_of_widths(allocator, widths, layers):
     energies, groups = random_energies(6, 5, 24), HeadGroups(k=3, v=2)
     chosen = recipe(
-        allocator=allocator, widths=widths, max_bits=8, block=4, protect=Protection(layers=layers, key_extra=1.0),
-        key_weight="query", value_weight="output", normalize_percentile=95.0,
-    )  # fmt: skip
+        allocator=allocator,
+        widths=widths,
+        max_bits=8,
+        block=4,
+        protect=Protection(layers=layers, key_extra=1.0),
+        key_weight="query",
+        value_weight="output",
+        normalize_percentile=95.0,
+    )
     found = allocate(energies, chosen, 2.3, groups)
     for side in SIDES:
         total = sum(int(layer[side].sum()) for layer in found.bits)

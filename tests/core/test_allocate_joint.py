@@ -99,9 +99,8 @@ def test_without_gradients_it_says_how_to_get_them(fisher, pool):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"allocator": "per-layer"}, {"allocator": "uniform"}, {"allocator": "global"},
-     {"protect": Protection(layers=1)}],
-)  # fmt: skip
+    [{"allocator": "per-layer"}, {"allocator": "uniform"}, {"allocator": "global"}, {"protect": Protection(layers=1)}],
+)
 def test_joint_needs_waterfill_and_no_protection(changes):
     with pytest.raises(ValidationError, match='pool "joint" needs'):
         joint(**changes)

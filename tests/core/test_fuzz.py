@@ -28,9 +28,19 @@ from aatc_cli.core.signposts import SignpostCodec
 
 CHANNELS, TOKENS = 24, 25
 KINDS = (
-    "normal", "zero", "constant", "one-hot", "subnormal", "tiny", "huge", "mixed-channels", "mixed-tokens", "two-sided",
-    "heavy-tailed", "steps",
-)  # fmt: skip
+    "normal",
+    "zero",
+    "constant",
+    "one-hot",
+    "subnormal",
+    "tiny",
+    "huge",
+    "mixed-channels",
+    "mixed-tokens",
+    "two-sided",
+    "heavy-tailed",
+    "steps",
+)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # the largest magnitude that is drawn: all of float16, and of the wider types what sums of products in float32 hold
 LARGEST = {torch.float16: 65504.0, torch.bfloat16: 1e30, torch.float32: 1e30}
@@ -93,10 +103,15 @@ def random_codec(seed: int, quantizer: str, scale_bits: int) -> TransformCodec:
     gains = torch.exp2(4 * torch.randn(groups, 1, size, generator=generator, dtype=torch.float64))
     scale = torch.exp2(5 * torch.randn(CHANNELS, generator=generator, dtype=torch.float64))
     return TransformCodec(
-        encode=basis * gains, decode=(basis / gains).mT.contiguous(), scale=scale, variance=scale.square(),
-        bits=torch.randint(0, 17, (CHANNELS,), generator=generator), quantizer=quantizer, scale_bits=scale_bits,
+        encode=basis * gains,
+        decode=(basis / gains).mT.contiguous(),
+        scale=scale,
+        variance=scale.square(),
+        bits=torch.randint(0, 17, (CHANNELS,), generator=generator),
+        quantizer=quantizer,
+        scale_bits=scale_bits,
         weight=torch.rand(CHANNELS, generator=generator, dtype=torch.float64) + 0.1,
-    ).to("cpu", torch.float32)  # fmt: skip
+    ).to("cpu", torch.float32)
 
 
 def off(x: Tensor) -> Tensor:

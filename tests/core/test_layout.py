@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aatc_cli.config import Geometry, Window
-from aatc_cli.core.layout import (
-    CacheLayout,
-    SiteWidths,
-    exact_slots,
-    fp16_bytes,
-    packed_tokens,
-    plane_counts,
-)
+from aatc_cli.core.layout import CacheLayout, SiteWidths, exact_slots, fp16_bytes, packed_tokens, plane_counts
 from aatc_cli.profiles import HeadGroups, load_model_profile
 
 PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)
@@ -55,11 +48,17 @@ def test_paper_window_by_hand():
 
 
 COMP = [
-    ("llama-3.1-8b-instruct", 4.0, 3.8), ("llama-3.1-8b-instruct", 3.0, 4.9), ("llama-3.1-8b-instruct", 2.5, 5.82),
-    ("llama-3.1-8b-instruct", 2.0, 7.0), ("llama-3.1-8b-instruct", 1.5, 9.1), ("llama-3.1-8b-instruct", 1.0, 12.4),
-    ("qwen2.5-7b-instruct", 4.0, 3.8), ("qwen2.5-7b-instruct", 3.0, 4.9), ("qwen2.5-7b-instruct", 2.5, 5.82),
+    ("llama-3.1-8b-instruct", 4.0, 3.8),
+    ("llama-3.1-8b-instruct", 3.0, 4.9),
+    ("llama-3.1-8b-instruct", 2.5, 5.82),
+    ("llama-3.1-8b-instruct", 2.0, 7.0),
+    ("llama-3.1-8b-instruct", 1.5, 9.1),
+    ("llama-3.1-8b-instruct", 1.0, 12.4),
+    ("qwen2.5-7b-instruct", 4.0, 3.8),
+    ("qwen2.5-7b-instruct", 3.0, 4.9),
+    ("qwen2.5-7b-instruct", 2.5, 5.82),
     ("qwen2.5-7b-instruct", 2.0, 6.9),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "bits", "ratio"), COMP)
@@ -134,8 +133,13 @@ def test_planes_hold_every_bit_of_a_code():
 
 
 @settings(max_examples=60, deadline=None)
-@given(windows(), st.integers(0, 90), st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)]), st.sampled_from([8, 16]),
-       st.integers(0, 2**32 - 1))  # fmt: skip
+@given(
+    windows(),
+    st.integers(0, 90),
+    st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2)]),
+    st.sampled_from([8, 16]),
+    st.integers(0, 2**32 - 1),
+)
 def test_bytes_are_those_of_byte_strings_really_built(window, tokens, groups, scale_bits, seed):
     scale = np.float16 if scale_bits == 16 else np.uint8
     rng = np.random.default_rng(seed)

@@ -98,8 +98,16 @@ def test_norms_floats_and_libraries():
 
 
 # Comp. columns of the paper's tables "bits per channel" and "main results", Llama-3.1-8B-Instruct
-PAPER = {("kivi", 4): 3.1, ("kivi", 3): 3.8, ("kivi", 2): 5.0, ("kivi", 1): 7.1, ("kvquant", 4): 3.4,
-         ("kvquant", 3): 4.3, ("kvquant", 2): 5.91, ("palu", 2.8): 5.39}  # fmt: skip
+PAPER = {
+    ("kivi", 4): 3.1,
+    ("kivi", 3): 3.8,
+    ("kivi", 2): 5.0,
+    ("kivi", 1): 7.1,
+    ("kvquant", 4): 3.4,
+    ("kvquant", 3): 4.3,
+    ("kvquant", 2): 5.91,
+    ("palu", 2.8): 5.39,
+}
 
 
 @pytest.mark.parametrize(("name", "bits"), PAPER, ids=str)

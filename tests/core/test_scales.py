@@ -39,8 +39,12 @@ def test_the_nearest_code_in_ratio():
 def test_sixteen_bits_are_float16_that_saturates():
     values = torch.tensor([0.0, 1e-9, 0.1, 3.3, 1e9])
     assert rounded_scale(values, 16).tolist() == [0.0, 0.0, *values[2:4].half().tolist(), 65504.0]
-    assert rounded_scale(values, 8).tolist() == [0.0, 0.0, *unpack_scales(pack_scales(values[2:4])).tolist(),
-                                                 float(np.float16(2 ** (127 / 16)))]  # fmt: skip
+    assert rounded_scale(values, 8).tolist() == [
+        0.0,
+        0.0,
+        *unpack_scales(pack_scales(values[2:4])).tolist(),
+        float(np.float16(2 ** (127 / 16))),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["uniform-token-max", "lloyd"])

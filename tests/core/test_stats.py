@@ -83,8 +83,9 @@ def test_cancellation_costs_the_square_of_mean_over_spread(mean, spread, dtype):
     np.testing.assert_allclose(stats.k_outer.numpy(), moments, rtol=2000 * EPS, atol=2000 * EPS * spread**2)
     assert torch.equal(stats.v_outer, stats.k_outer)
     average = wide.mean(0)
-    np.testing.assert_allclose(stats.k_sum.numpy() / 2000, average.astype(np.float64), rtol=100 * EPS,
-                               atol=100 * EPS * spread)  # fmt: skip
+    np.testing.assert_allclose(
+        stats.k_sum.numpy() / 2000, average.astype(np.float64), rtol=100 * EPS, atol=100 * EPS * spread
+    )
     two_pass = ((wide - average).T @ (wide - average) / 2000).astype(np.float64)
     found = (stats.k_outer / 2000 - torch.outer(stats.k_sum, stats.k_sum) / 2000**2).numpy()
     error = np.abs(found - two_pass).max() / two_pass.diagonal().max()

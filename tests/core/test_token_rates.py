@@ -230,8 +230,13 @@ def test_bytes_are_those_of_streams_counted_one_by_one(tokens):
     # two bits of tag for one of three classes: four bytes per block of 16 tokens and layer
     assert parts["class_tags"] == 2 * packed // 16 * 4
     assert layout.bytes(tokens) == sum(parts.values())
-    mean = np.mean([sum(shares[layer][k] * np.mean(bits[k][layer][side]) for k in range(3))
-                    for layer in range(2) for side in SIDES])  # fmt: skip
+    mean = np.mean(
+        [
+            sum(shares[layer][k] * np.mean(bits[k][layer][side]) for k in range(3))
+            for layer in range(2)
+            for side in SIDES
+        ]
+    )
     assert layout.mean_bits == pytest.approx(float(mean))
     assert layout.with_shares([[1.0, 0.0, 0.0]] * 2).mean_bits == 0.0
     # the slope of the law, which a single block would not show: five streams would each begin a block
@@ -239,8 +244,11 @@ def test_bytes_are_those_of_streams_counted_one_by_one(tokens):
     slope = 16.0 * (layout.bytes(2 * many) - layout.bytes(many)) / fp16_bytes(geometry, many)
     assert layout.bits_packed == pytest.approx(slope, rel=1e-4)
     static = layout.static_breakdown()
-    alive = {(layer, side): sum(any(b[layer][side][c] for b in bits) for c in range(16))
-             for layer in range(2) for side in SIDES}  # fmt: skip
+    alive = {
+        (layer, side): sum(any(b[layer][side][c] for b in bits) for c in range(16))
+        for layer in range(2)
+        for side in SIDES
+    }
     assert static["decode_matrices"] == sum(alive.values()) * 16 * 2
     assert static["widths"] == 3 * 2 * 2 * 16
     assert static["thresholds"] == 2 * 2 * 4

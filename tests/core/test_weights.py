@@ -173,7 +173,11 @@ def test_a_channel_in_which_everything_cancels_does_not_spoil_the_others(transfo
     variance = latent_variance(encode, moment)
     assert (variance == 0).sum() == 1
     codec = TransformCodec(
-        encode, found.decode[None], channel_scales(encode, rows, variance), torch.full((16,), 8), variance,
+        encode,
+        found.decode[None],
+        channel_scales(encode, rows, variance),
+        torch.full((16,), 8),
+        variance,
         quantizer=quantizer,
-    ).to("cpu")  # fmt: skip
+    ).to("cpu")
     assert ((codec.reconstruct(rows) - rows).square().sum() / rows.square().sum()) < 1e-4

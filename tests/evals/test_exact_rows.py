@@ -11,7 +11,7 @@ from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.plain import eight_bit
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Window
-from aatc_cli.evals import fisher
-from aatc_cli.evals.fisher import fisher_pass, sample_labels
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages import collect as collect_stage
-from aatc_cli.stages import collect_passes
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Run
+from aatc_cli.stages.collecting import fisher
+from aatc_cli.stages.collecting import passes as collect_passes
+from aatc_cli.stages.collecting.fisher import fisher_pass, sample_labels
+from aatc_cli.stages.collecting.settings import CollectSettings
 
 WINDOW = Window(sinks=1, recent=4, flush=2)
 LENGTH, FIRST_READER = 40, 5  # query 5 is the first whose cache of 6 is more than sinks and window hold
@@ -111,9 +111,14 @@ def gradients(model, sites, tokens, *seeds, **options) -> dict:
     """Gradients [B * T, C] by site; row b of the batch draws with seed b, all with 0 when none is given."""
     found = {}
     fisher_pass(
-        model, sites, tokens, WINDOW, generators(seeds or [0] * len(tokens)),
-        lambda layer, side, g: found.update({(layer, side): g}), **options,
-    )  # fmt: skip
+        model,
+        sites,
+        tokens,
+        WINDOW,
+        generators(seeds or [0] * len(tokens)),
+        lambda layer, side, g: found.update({(layer, side): g}),
+        **options,
+    )
     return found
 
 
@@ -272,9 +277,14 @@ def test_recomputing_the_layers_changes_nothing(family, request):
     plain, calls = gradients(model, sites, tokens, 1, 2), []
     forwards = [layer.forward for layer in model.model.layers]
     fisher_pass(
-        model, sites, tokens, WINDOW, generators((1, 2)), lambda layer, side, g: calls.append(((layer, side), g)),
+        model,
+        sites,
+        tokens,
+        WINDOW,
+        generators((1, 2)),
+        lambda layer, side, g: calls.append(((layer, side), g)),
         recompute=True,
-    )  # fmt: skip
+    )
     assert sorted(site for site, _ in calls) == sorted(plain)
     for site, gradient in calls:
         assert torch.equal(gradient, plain[site]), site

@@ -49,9 +49,12 @@ def alone(model, codecs, prompt, count):
     ids = torch.tensor([prompt])
     # with the mask given: generate takes a token that equals the padding token for padding otherwise
     options = {
-        "attention_mask": torch.ones_like(ids), "max_new_tokens": count, "min_new_tokens": count, "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": count,
+        "min_new_tokens": count,
+        "do_sample": False,
         "pad_token_id": 0,
-    }  # fmt: skip
+    }
     if codecs is None:
         return model.generate(ids, **options)[0, len(prompt) :].tolist()
     with compressed(model, codecs, WINDOW) as session:
@@ -62,9 +65,15 @@ def alone(model, codecs, prompt, count):
 def run(model, contenders, prompts, count, ends=frozenset(), finished=lambda row, tokens: False):
     batch = Batch.of(prompts, torch.device("cpu"))
     return generate(
-        model, cache_keyword(model), batch, contenders,
-        lambda b: shared_prefill(model, contenders, b.ids, b.mask, b.positions), count, ends, finished,
-    )  # fmt: skip
+        model,
+        cache_keyword(model),
+        batch,
+        contenders,
+        lambda b: shared_prefill(model, contenders, b.ids, b.mask, b.positions),
+        count,
+        ends,
+        finished,
+    )
 
 
 def test_every_prompt_goes_on_as_it_would_alone(model, contenders, prompts):
@@ -98,9 +107,11 @@ def test_one_pass_fills_every_cache_as_its_own_would(model, contenders, prompts)
         real = batch.mask.bool()
         for name in ("keys", "values"):
             torch.testing.assert_close(
-                getattr(shared, name).transpose(1, 2)[real], getattr(own, name).transpose(1, 2)[real],
-                rtol=1e-9, atol=1e-9,
-            )  # fmt: skip
+                getattr(shared, name).transpose(1, 2)[real],
+                getattr(own, name).transpose(1, 2)[real],
+                rtol=1e-9,
+                atol=1e-9,
+            )
 
 
 def test_texts_end_apart_and_leave_the_others_alone(model, contenders, prompts):

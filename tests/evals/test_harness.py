@@ -110,10 +110,13 @@ def test_prompts_of_questions_and_problems():
     ("text", "answer"),
     [
         (r"so \boxed{3}", "3"),
-        (r"\boxed{1} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"), (r"\boxed {x^{2}} }", "x^{2}"),
-        ("none", None), (r"\boxed{1} and \boxed{2", "1"), (r"\boxed{a\boxed{b}}", "b"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed {x^{2}} }", "x^{2}"),
+        ("none", None),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{a\boxed{b}}", "b"),
     ],
-)  # fmt: skip
+)
 def test_the_last_closed_box_is_the_answer(text, answer):
     assert harness.last_boxed(text) == answer
 
@@ -129,10 +132,14 @@ def test_absent_packages_are_named(monkeypatch):
 @pytest.mark.parametrize(
     ("gold", "answer", "same"),
     [
-        (r"\frac{1}{2}", "0.5", True), (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", True), ("27", "28", False),
-        (r"\text{Evelyn}", r"\text{Evelyn}", True), ("x^2+1", "1+x^2", True), ("27", None, False),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", True),
+        ("27", "28", False),
+        (r"\text{Evelyn}", r"\text{Evelyn}", True),
+        ("x^2+1", "1+x^2", True),
+        ("27", None, False),
     ],
-)  # fmt: skip
+)
 def test_answers_of_problems_are_compared_as_mathematics(gold, answer, same):
     assert harness.same_answer(gold, answer) is same
 
@@ -174,9 +181,26 @@ def test_real_records_on_a_real_model(aatc, real_model_path, tmp_path, benchmark
     ):
         assert aatc(*command, *run).code == 0
     asked = aatc(
-        "eval", "--task", benchmark, "--data", data_folder(folder), "--subtask", subtask, "--limit", 1, *run,
-        "--model", real_model_path, "--recipe", "fp16", "--recipe", "paper", "--budget", 4, "--json",
-    )  # fmt: skip
+        "eval",
+        "--task",
+        benchmark,
+        "--data",
+        data_folder(folder),
+        "--subtask",
+        subtask,
+        "--limit",
+        1,
+        *run,
+        "--model",
+        real_model_path,
+        "--recipe",
+        "fp16",
+        "--recipe",
+        "paper",
+        "--budget",
+        4,
+        "--json",
+    )
     assert asked.code == 0, asked.err
     results = json.loads(asked.out[asked.out.index("[") :])
     assert [r["recipe"] for r in results] == ["fp16", "paper"]

@@ -23,9 +23,12 @@ def test_a_storage_counts_once_and_whole():
 
 @settings(max_examples=80, deadline=None)
 @given(
-    channels=st.integers(1, 200), bits=st.floats(0, 16), low=st.integers(0, 3), high=st.integers(4, 16),
+    channels=st.integers(1, 200),
+    bits=st.floats(0, 16),
+    low=st.integers(0, 3),
+    high=st.integers(4, 16),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_random_widths_have_the_mean_that_was_asked_for(channels, bits, low, high, seed):
     bits = min(max(bits, low), high)
     widths = random_widths(channels, bits, low, high, torch.Generator().manual_seed(seed))

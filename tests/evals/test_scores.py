@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
+from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_evaluations, write_evaluation
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.errors import ArtifactError
-from aatc_cli.evals.schema import Evaluation, read_evaluation, read_evaluations, write_evaluation
-from aatc_cli.evals.scores import Scores, score_windows
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.scores import Scores, score_windows
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
 
@@ -60,11 +60,31 @@ def test_one_window_has_no_standard_error():
 
 def evaluation(**changes) -> Evaluation:
     facts = {
-        "task": "kl", "recipe": "paper", "budget": "2", "model": "m", "plan": "p", "bits": 2.0, "bits_effective": 3.0,
-        "ratio": 5.3, "context": 64, "text": "a b:c", "text_sha256": "0", "windows": 1, "length": 64, "stride": 64,
-        "first_position": 8, "tokens_scored": 55, "sinks": 4, "recent": 128, "flush": 16, "kl_mean": 0.1,
-        "seconds": 1.0, "device": "cpu", "dtype": "float32", "versions": {},
-    }  # fmt: skip
+        "task": "kl",
+        "recipe": "paper",
+        "budget": "2",
+        "model": "m",
+        "plan": "p",
+        "bits": 2.0,
+        "bits_effective": 3.0,
+        "ratio": 5.3,
+        "context": 64,
+        "text": "a b:c",
+        "text_sha256": "0",
+        "windows": 1,
+        "length": 64,
+        "stride": 64,
+        "first_position": 8,
+        "tokens_scored": 55,
+        "sinks": 4,
+        "recent": 128,
+        "flush": 16,
+        "kl_mean": 0.1,
+        "seconds": 1.0,
+        "device": "cpu",
+        "dtype": "float32",
+        "versions": {},
+    }
     return Evaluation.model_validate(facts | changes)
 
 

@@ -13,7 +13,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec, TransformCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, check_finite, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, method_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model
@@ -36,10 +36,12 @@ def random_codecs(geometry_layers: int, channels: int, groups: int, bits: int, s
             encode = torch.randn(groups, size, size, generator=generator, dtype=torch.float64)
             encode = encode + 3 * torch.eye(size, dtype=torch.float64)
             sites[side] = TransformCodec(
-                encode=encode, decode=torch.linalg.inv(encode), bits=torch.full((channels,), bits),
+                encode=encode,
+                decode=torch.linalg.inv(encode),
+                bits=torch.full((channels,), bits),
                 scale=torch.rand(channels, generator=generator, dtype=torch.float64) + 0.5,
                 variance=torch.ones(channels, dtype=torch.float64),
-            ).to("cpu", torch.float64)  # fmt: skip
+            ).to("cpu", torch.float64)
         codecs.append(sites)
     return codecs
 

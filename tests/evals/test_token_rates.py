@@ -14,9 +14,9 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.received import received_attention, watched_lags
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.token_classes import RatedCodec
-from aatc_cli.evals.scores import score_windows
-from aatc_cli.evals.teacher_forced import Method, method_logits
-from aatc_cli.evals.token_rates import rated_logits
+from aatc_cli.evals.forced.scores import score_windows
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.token_rates import rated_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.loading import find_model, load_model
 
@@ -110,9 +110,10 @@ def decode_with_rates(feed, model, method: Method, tokens: torch.Tensor):
                 layer["values"][i] = v_hat.view(1, 1, heads, dim).transpose(1, 2)
             layer["packed"] += window.flush
         seen = [
-            i for i in range(count)
+            i
+            for i in range(count)
             if codecs["k"].codecs[layer["class"].get(i, -1)].bits.any() or i not in layer["class"]
-        ]  # fmt: skip
+        ]
         share = inputs.query.shape[1] // inputs.key.shape[1]
         keys = torch.cat([layer["keys"][i] for i in seen], 2).repeat_interleave(share, 1)
         values = torch.cat([layer["values"][i] for i in seen], 2).repeat_interleave(share, 1)
@@ -187,8 +188,11 @@ def test_sliding_layers_hide_what_lies_behind(tmp_path, new_model):
     model = load_model(find_model(str(folder))).double()
     tokens = tokens_of()
     expected = method_logits(
-        model, attention_sites(model),
-        Method("alone", [{s: layer[s].codecs[1] for s in SIDES} for layer in METHOD.codecs], WINDOW), tokens, 0,
-    )  # fmt: skip
+        model,
+        attention_sites(model),
+        Method("alone", [{s: layer[s].codecs[1] for s in SIDES} for layer in METHOD.codecs], WINDOW),
+        tokens,
+        0,
+    )
     got, _ = one_pass(model, replace(METHOD, codecs=rated((1, 3, 6), [-1.0, 1e6])), tokens)
     assert (got - expected).abs().max() < 1e-11 * expected.abs().max()

@@ -11,9 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 _LONG = {
-    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
-    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
+}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -46,20 +49,38 @@ FAMILIES = [
     Family("llama-linear", "llama", _rope(rope_type="linear", factor=2.0)),
     Family("llama-dynamic", "llama", _rope(rope_type="dynamic", factor=2.0)),
     Family("llama-yarn", "llama", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)),
-    Family("llama-llama3", "llama", _rope(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64,
-    )),
+    Family(
+        "llama-llama3",
+        "llama",
+        _rope(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
     Family("mistral-sliding", "mistral", {"sliding_window": 24}),
     Family("mistral", "mistral", {"sliding_window": None}),
     Family("qwen2", "qwen2"),
     Family("qwen2-mixed", "qwen2", {"use_sliding_window": True, "sliding_window": 24, "layer_types": _MIXED}, full=2),
     Family("qwen3", "qwen3"),
     Family("gemma", "gemma", kv_heads=1),
-    Family("gemma2", "gemma2", {"layer_types": _MIXED, "sliding_window": 24, "attn_logit_softcapping": 3.0},
-           full=2, rounds=True, attention="eager"),
-    Family("gemma3", "gemma3_text", {
-        "layer_types": _MIXED, "sliding_window": 24, "rope_parameters": _GEMMA_ROPE, "query_pre_attn_scalar": 16,
-    }, kv_heads=1, full=2),
+    Family(
+        "gemma2",
+        "gemma2",
+        {"layer_types": _MIXED, "sliding_window": 24, "attn_logit_softcapping": 3.0},
+        full=2,
+        rounds=True,
+        attention="eager",
+    ),
+    Family(
+        "gemma3",
+        "gemma3_text",
+        {"layer_types": _MIXED, "sliding_window": 24, "rope_parameters": _GEMMA_ROPE, "query_pre_attn_scalar": 16},
+        kv_heads=1,
+        full=2,
+    ),
     Family("phi", "phi", _rope(partial_rotary_factor=0.5) | {"hidden_size": 64, "qk_layernorm": True}),
     Family("phi3", "phi3", {"sliding_window": None, "pad_token_id": 0}),
     Family("phi3-partial", "phi3", _rope(rope_type="default", partial_rotary_factor=0.5) | {"pad_token_id": 0}),
@@ -77,19 +98,33 @@ FAMILIES = [
     Family("cohere", "cohere", rounds=True),
     Family("cohere-norm", "cohere", {"use_qk_norm": True}, rounds=True),
     Family("cohere2", "cohere2", {"layer_types": _MIXED, "sliding_window": 24}, full=2, rounds=True),
-    Family("gpt-oss", "gpt_oss", _rope(rope_type="default") | {
-        "layer_types": _MIXED, "sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 4,
-    }, full=2, attention="eager"),
-]  # fmt: skip
+    Family(
+        "gpt-oss",
+        "gpt_oss",
+        _rope(rope_type="default")
+        | {"layer_types": _MIXED, "sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 4},
+        full=2,
+        attention="eager",
+    ),
+]
 
 
 def make_family(family: Family, seed: int = 0) -> Any:
     """The model in float64: 4 layers, 4 query heads of 16, context 512."""
     settings = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": family.kv_heads, "head_dim": 16, "vocab_size": 260, "max_position_embeddings": 512,
-        "bos_token_id": None, "eos_token_id": 256, "pad_token_id": None, "tie_word_embeddings": False,
-    } | family.settings  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": family.kv_heads,
+        "head_dim": 16,
+        "vocab_size": 260,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": 256,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+    } | family.settings
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family.kind, **settings)
     # grouped products of experts know no float64, sdpa no cap on scores and no sinks, eager softmax float32 only

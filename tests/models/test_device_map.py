@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import open_artifact
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.files import Run, open_plan
 from aatc_cli.config import Window, make_budget
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models import loading
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model
@@ -22,16 +24,20 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.files import Run, open_plan
-from aatc_cli.stages.subjects import EvalOptions, Subject
 
 ONE = {"": "cpu"}
 ON_DISK = {
-    "model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "disk",
-    "model.layers.3": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu",
-}  # fmt: skip
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.layers.2": "disk",
+    "model.layers.3": "cpu",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
 MAPS = pytest.mark.parametrize("placed", [ONE, ON_DISK], ids=["one device", "on disk"])
 
 

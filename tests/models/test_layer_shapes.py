@@ -10,7 +10,7 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.errors import UnsupportedModelError
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.session import compressed
@@ -22,11 +22,13 @@ WINDOW = Window(sinks=2, recent=8, flush=4)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"head_dim": 24}, {"num_key_value_heads": 1}, {"tie_word_embeddings": True},
+        {"head_dim": 24},
+        {"num_key_value_heads": 1},
+        {"tie_word_embeddings": True},
         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10},
     ],
     ids=["wide-heads", "mqa", "tied", "odd"],
-)  # fmt: skip
+)
 def test_token_by_token_equals_the_one_pass_evaluator(
     new_model: Any, codecs: Any, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -18,9 +18,13 @@ GEMMA = dict(zip(("270m", "1b", "4b", "12b", "27b"), (18, 26, 34, 48, 62), stric
 def test_gemma_3_layers_lie_as_transformers_lays_them(size):
     expected = load_model_profile(f"gemma-3-{size}-it").geometry
     config = Gemma3TextConfig(
-        num_hidden_layers=GEMMA[size], hidden_size=expected.hidden_size, num_attention_heads=expected.heads,
-        num_key_value_heads=expected.kv_heads, head_dim=expected.head_dim, sliding_window=expected.sliding_window,
-    )  # fmt: skip
+        num_hidden_layers=GEMMA[size],
+        hidden_size=expected.hidden_size,
+        num_attention_heads=expected.heads,
+        num_key_value_heads=expected.kv_heads,
+        head_dim=expected.head_dim,
+        sliding_window=expected.sliding_window,
+    )
     assert geometry_of(config) == expected
 
 
@@ -35,14 +39,25 @@ def test_head_groups_are_the_fewest_of_at_most_512_channels(name):
 @torch.no_grad()
 def test_gemma_3_with_its_vision_tower(codecs):
     text = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
-        "num_key_value_heads": 1, "vocab_size": 260, "max_position_embeddings": 512, "sliding_window": 24,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "vocab_size": 260,
+        "max_position_embeddings": 512,
+        "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention"],
-    }  # fmt: skip
+    }
     vision = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
         "patch_size": 14,
-    }  # fmt: skip
+    }
     torch.manual_seed(0)
     config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4)
     model = AutoModelForCausalLM.from_config(config).double().eval()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
 from aatc_cli.profiles import load_model_profile

@@ -14,13 +14,33 @@ from aatc_cli.runtime.session import compressed
 WINDOW = Window(sinks=2, recent=8, flush=4)
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 _MLA = {
-    "hidden_size": 32, "vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 2, "kv_lora_rank": 8,
-    "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "intermediate_size": 32,
-    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "hidden_size": 32,
+    "vocab_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
-}  # fmt: skip
-_ENCODER = {"d_model": 32, "vocab_size": 100, "encoder_layers": 2, "decoder_layers": 2, "num_layers": 2,
-            "num_heads": 2, "d_kv": 16, "d_ff": 32}  # fmt: skip
+}
+_ENCODER = {
+    "d_model": 32,
+    "vocab_size": 100,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_layers": 2,
+    "num_heads": 2,
+    "d_kv": 16,
+    "d_ff": 32,
+}
 
 
 @pytest.fixture

@@ -115,9 +115,9 @@ class Server:
 
     def prepare_cache(self, model: str, plan: str, tokens: int) -> dict[str, Any]:
         """Fill a cache of ``tokens`` tokens under a plan; it and its session stay open."""
+        from aatc_cli.artifacts.files import load_codecs, open_plan, transform_of
         from aatc_cli.models.loading import find_model, load_model
         from aatc_cli.runtime.session import compressed
-        from aatc_cli.stages.files import load_codecs, open_plan, transform_of
 
         opened = open_plan(Path(plan))
         loaded = load_model(find_model(model), dtype="bfloat16")
@@ -134,7 +134,7 @@ class Server:
 
     def digest(self, cache: Any) -> str:
         """One hash over all tensors of a cache."""
-        from aatc_cli.artifact import digest_of, tensor_digest
+        from aatc_cli.artifacts.artifact import digest_of, tensor_digest
 
         return digest_of({name: tensor_digest(tensor) for name, tensor in cache.state.tensors().items()})
 
@@ -185,9 +185,17 @@ class Server:
             os._exit(code)
 
     def suffer(
-        self, folder: str, act: str | None = None, at: int = 1, size: int | None = None, dies: bool = False,
-        absent: list[str] | None = None, offline: bool = False, user: bool = False, cwd: str | None = None,
-    ) -> Calls:  # fmt: skip
+        self,
+        folder: str,
+        act: str | None = None,
+        at: int = 1,
+        size: int | None = None,
+        dies: bool = False,
+        absent: list[str] | None = None,
+        offline: bool = False,
+        user: bool = False,
+        cwd: str | None = None,
+    ) -> Calls:
         """Set this child's fault up."""
         # an interrupt is a KeyboardInterrupt here as in a shell, whatever the starter of this process did with it
         signal.signal(signal.SIGINT, signal.default_int_handler)

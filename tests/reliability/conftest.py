@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aatc_cli.artifact import open_artifact, read_manifest
+from aatc_cli.artifacts.artifact import open_artifact, read_manifest
 
 SERVER = Path(__file__).with_name("children.py")
 
@@ -68,9 +68,11 @@ class Children:
             return file.read_text("utf-8", "replace") if file.exists() else ""
 
         ended = Ended(
-            answer["code"], *(read(out / name) for name in ("stdout", "stderr")),
-            int(read(count) or -1), answer["seconds"],
-        )  # fmt: skip
+            answer["code"],
+            *(read(out / name) for name in ("stdout", "stderr")),
+            int(read(count) or -1),
+            answer["seconds"],
+        )
         shutil.rmtree(out)
         return ended
 
@@ -102,13 +104,23 @@ methods = [{ recipe = "fp16" }, { recipe = "paper", budgets = [3] }]
 tasks = [{ task = "kl", length = 160, limit = 1 }]
 """
 INPUTS = {
-    "collect": (), "whiten": ("stats",), "allocate": ("transforms",), "eval": ("transforms", "plans"),
-    "report": ("stats", "transforms", "plans", "evals"), "study": ("transforms", "plans"), "save": (),
-}  # fmt: skip
+    "collect": (),
+    "whiten": ("stats",),
+    "allocate": ("transforms",),
+    "eval": ("transforms", "plans"),
+    "report": ("stats", "transforms", "plans", "evals"),
+    "study": ("transforms", "plans"),
+    "save": (),
+}
 RESULTS = {
-    "collect": "stats", "whiten": "transforms", "allocate": "plans", "eval": "evals", "report": "report",
-    "study": "studies", "save": "cache",
-}  # fmt: skip
+    "collect": "stats",
+    "whiten": "transforms",
+    "allocate": "plans",
+    "eval": "evals",
+    "report": "report",
+    "study": "studies",
+    "save": "cache",
+}
 
 
 class Workshop:
@@ -136,16 +148,44 @@ class Workshop:
         """The arguments of a command on a run."""
         model = ("--model", self.model, "--text", self.corpus)
         return {
-            "collect": ["collect", "--run", run, *model, "--samples", 5, "--length", 48, "--rows", 64,
-                        "--checkpoint-seconds", 0, "--seed", seed],
+            "collect": [
+                "collect",
+                "--run",
+                run,
+                *model,
+                "--samples",
+                5,
+                "--length",
+                48,
+                "--rows",
+                64,
+                "--checkpoint-seconds",
+                0,
+                "--seed",
+                seed,
+            ],
             "whiten": ["whiten", "--run", run],
             "allocate": ["allocate", "--run", run, "--budget", 3, "--budget", 4],
-            "eval": ["eval", "--run", run, *model, "--length", 160, "--limit", 1, "--recipe", "fp16", "--budget", 3,
-                     "--recipe", "paper"],
+            "eval": [
+                "eval",
+                "--run",
+                run,
+                *model,
+                "--length",
+                160,
+                "--limit",
+                1,
+                "--recipe",
+                "fp16",
+                "--budget",
+                3,
+                "--recipe",
+                "paper",
+            ],
             "report": ["report", "--run", run],
             "study": ["eval", "--study", self.study, "--run", run, *model],
             "save": ["save", run / "cache"],
-        }[name]  # fmt: skip
+        }[name]
 
     def begin(self, name: str, run: Path, *, replacing: bool) -> list[object]:
         """Make ``run`` what it is before a command, with the older results of it in place or not; the command."""
@@ -161,9 +201,9 @@ class Workshop:
 
     def contents(self, name: str, run: Path) -> dict[str, str]:
         """What a command's readers accept of its results, by path; fails for anything in sight that they refuse."""
-        from aatc_cli.evals.schema import read_evaluation
-        from aatc_cli.evals.study import read_study
-        from aatc_cli.stages.files import Run
+        from aatc_cli.artifacts.evaluation import read_evaluation
+        from aatc_cli.artifacts.files import Run
+        from aatc_cli.artifacts.study import read_study
 
         place, found = Run(run), {}
         if name == "collect":

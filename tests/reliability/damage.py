@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifact import MANIFEST, TENSORS, digest_of, tensor_digest
+from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, digest_of, tensor_digest
 
 JUNK: tuple[Any, ...] = (
     None,
@@ -191,10 +191,13 @@ def write_tensors(path: Path, parts: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Write the tensors of an artifact and what a manifest says of them."""
     save_file({name: tensor.contiguous() for name, tensor in parts.items()}, path / TENSORS)
     return {
-        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape),
-               "sha256": tensor_digest(tensor)}
+        name: {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "sha256": tensor_digest(tensor),
+        }
         for name, tensor in sorted(parts.items())
-    }  # fmt: skip
+    }
 
 
 def damage(draw: random.Random, kind: str, path: Path, elsewhere: Path) -> tuple[str, str]:

@@ -17,15 +17,9 @@ import pytest
 import torch
 
 import aatc_cli
-from aatc_cli.artifact import open_artifact, tensor_digest
-from aatc_cli.core import SIDES
-from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_evaluation
-from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.profiles import ModelProfile, Recipe, load_model_profile, load_recipe, profiles_dir
-from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.session import compressed
-from aatc_cli.stages.files import (
+from aatc_cli.artifacts.artifact import open_artifact, tensor_digest
+from aatc_cli.artifacts.evaluation import read_evaluation
+from aatc_cli.artifacts.files import (
     Run,
     load_codecs,
     load_energies,
@@ -33,7 +27,13 @@ from aatc_cli.stages.files import (
     open_plan,
     open_stats,
     transform_of,
-)  # fmt: skip
+)
+from aatc_cli.core import SIDES
+from aatc_cli.errors import AatcError
+from aatc_cli.models.loading import find_model, load_model
+from aatc_cli.profiles import ModelProfile, Recipe, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.runtime.cache_file import load_cache, save_cache
+from aatc_cli.runtime.session import compressed
 
 SPEC = importlib.util.spec_from_file_location("damage", Path(__file__).with_name("damage.py"))
 assert SPEC is not None
@@ -55,10 +55,16 @@ class Shelf:
 
     def place(self, kind: str, run: Path) -> Path:
         """Where an artifact of a kind lies."""
-        return run / {
-            "stats": "stats", "transform": "transforms/whiten", "plan": "plans/paper-3", "cache": "cache",
-            "evaluation": "evals/kl.paper-3.corpus.txt.160-80.json",
-        }[kind]  # fmt: skip
+        return (
+            run
+            / {
+                "stats": "stats",
+                "transform": "transforms/whiten",
+                "plan": "plans/paper-3",
+                "cache": "cache",
+                "evaluation": "evals/kl.paper-3.corpus.txt.160-80.json",
+            }[kind]
+        )
 
     def read(self, kind: str, run: Path) -> object:
         """All that a stage takes from an artifact, as plain data; raises what the readers raise."""
@@ -91,8 +97,8 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def shelf(base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from aatc_cli.evals.subjects import EvalOptions, Subject
     from aatc_cli.stages.evaluate import EvalSettings, evaluate
-    from aatc_cli.stages.subjects import EvalOptions, Subject
 
     run = Path(shutil.copytree(base_run, tmp_path_factory.mktemp("shelf") / "run"))
     plan = open_plan(run / "plans" / "paper-3")
@@ -240,15 +246,31 @@ def commands(kind: str, run: Path, model: Path, corpus: Path) -> list[list[objec
     """Every command that reads an artifact of a kind."""
     evaluate = ["eval", "--run", run, "--model", model, "--text", corpus, "--length", 160, "--limit", 1, "--budget", 3]
     whole = [["inspect", "--run", run, "--json"], ["report", "--run", run, "--json"]]
-    return whole + {
-        "stats": [["whiten", "--run", run, "--force"], ["inspect", run / "stats", "--json"],
-                  ["whiten", "--run", run, "--transform", "pca"], ["whiten", "--run", run, "--percentile", 98]],
-        "transform": [["allocate", "--run", run, "--budget", 4], ["inspect", run / "transforms" / "whiten", "--json"],
-                      ["allocate", "--check", run / "plans" / "paper-3"], evaluate, ["whiten", "--run", run]],
-        "plan": [["inspect", "--plan", run / "plans" / "paper-3", "--json"], ["allocate", "--run", run, "--budget", 3],
-                 ["allocate", "--check", run / "plans" / "paper-3", "--json"], evaluate],
-        "evaluation": [["inspect", run / "evals" / "kl.paper-3.corpus.txt.160-80.json", "--json"], evaluate],
-    }[kind]  # fmt: skip
+    return (
+        whole
+        + {
+            "stats": [
+                ["whiten", "--run", run, "--force"],
+                ["inspect", run / "stats", "--json"],
+                ["whiten", "--run", run, "--transform", "pca"],
+                ["whiten", "--run", run, "--percentile", 98],
+            ],
+            "transform": [
+                ["allocate", "--run", run, "--budget", 4],
+                ["inspect", run / "transforms" / "whiten", "--json"],
+                ["allocate", "--check", run / "plans" / "paper-3"],
+                evaluate,
+                ["whiten", "--run", run],
+            ],
+            "plan": [
+                ["inspect", "--plan", run / "plans" / "paper-3", "--json"],
+                ["allocate", "--run", run, "--budget", 3],
+                ["allocate", "--check", run / "plans" / "paper-3", "--json"],
+                evaluate,
+            ],
+            "evaluation": [["inspect", run / "evals" / "kl.paper-3.corpus.txt.160-80.json", "--json"], evaluate],
+        }[kind]
+    )
 
 
 def meet(shelf: Shelf, count: int, aatc: Any, model: Path, corpus: Path, scratch: Path) -> int:

@@ -138,8 +138,9 @@ def test_a_disk_that_fills_up(workshop: Any, mounted: Any, name: str) -> None:
             assert pages >= 1
             return
         clear(ended)
-        assert all(c in (workshop.before[name][p], workshop.after[name][p])
-                   for p, c in workshop.contents(name, place).items())  # fmt: skip
+        assert all(
+            c in (workshop.before[name][p], workshop.after[name][p]) for p, c in workshop.contents(name, place).items()
+        )
         fill.unlink()
         workshop.finish(name, place, command)
     raise AssertionError("it never had room enough")
@@ -179,9 +180,16 @@ def test_folders_of_somebody_else(workshop: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "at"), [("collect", "stats"), ("whiten", "transforms"), ("allocate", "plans"), ("eval", "evals"),
-                     ("report", "report"), ("save", "cache")],
-)  # fmt: skip
+    ("name", "at"),
+    [
+        ("collect", "stats"),
+        ("whiten", "transforms"),
+        ("allocate", "plans"),
+        ("eval", "evals"),
+        ("report", "report"),
+        ("save", "cache"),
+    ],
+)
 def test_a_file_in_place_of_a_folder(workshop: Any, tmp_path: Path, name: str, at: str) -> None:
     command = workshop.begin(name, tmp_path / "run", replacing=False)
     (tmp_path / "run" / at).write_text("not a folder")

@@ -26,8 +26,9 @@ def interrupt(workshop: Any, tmp_path: Path) -> Any:
         if ended.code == 130:
             said = [line for line in ended.err.splitlines() if line.startswith(("Error: ", "Hint: "))]
             assert said == [
-                "Error: interrupted", "Hint: run the same command again; collect continues from its last checkpoint",
-            ]  # fmt: skip
+                "Error: interrupted",
+                "Hint: run the same command again; collect continues from its last checkpoint",
+            ]
             assert ended.out == ""
         workshop.check(name, place, replacing=replacing)
         workshop.finish(name, place, command)

@@ -51,7 +51,7 @@ def test_no_terminal(workshop: Any, tmp_path: Path, name: str, form: tuple[str, 
         (("eval", "--model", "owner/model", "--recipe", "fp16"), "owner/model"),
         (("eval", *RULER, "--model", "MODEL", "--recipe", "fp16", "--data", "hub"), "hub"),
     ],
-)  # fmt: skip
+)
 def test_no_network(workshop: Any, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     """Connections cannot be opened, and nothing says beforehand that there are none."""
     places = {"MODEL": str(workshop.model), "CORPUS": str(workshop.corpus)}
@@ -98,13 +98,22 @@ main()
 @pytest.mark.parametrize(
     ("package", "arguments"),
     [
-        ("pydantic", ("inspect",)), ("torch", ("whiten",)), ("rich", ("inspect",)),
-        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (
-            ("scipy", ("allocate", "--budget", "2")), ("matplotlib", ("report",)), ("jinja2", ("report",)),
-            ("transformers", ("collect", "--model", "x")), ("numpy", ("report",)), ("safetensors", ("inspect",)),
-        )),
+        ("pydantic", ("inspect",)),
+        ("torch", ("whiten",)),
+        ("rich", ("inspect",)),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in (
+                ("scipy", ("allocate", "--budget", "2")),
+                ("matplotlib", ("report",)),
+                ("jinja2", ("report",)),
+                ("transformers", ("collect", "--model", "x")),
+                ("numpy", ("report",)),
+                ("safetensors", ("inspect",)),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_package_that_never_was(tmp_path: Path, package: str, arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", ABSENT, package, "aatc", *arguments]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

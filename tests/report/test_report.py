@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
+from aatc_cli.artifacts.files import Run, load_energies, write_site
 from aatc_cli.config import Budget, Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.evals.schema import DistortionRow, Evaluation, write_evaluation
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
 from aatc_cli.report.svg import draw
-from aatc_cli.stages.files import Run, load_energies, write_site
 from aatc_cli.stages.report import ReportFiles, load_report, make_report
 
 GEOMETRY = Geometry(layers=4, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
@@ -38,9 +38,14 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 def identity(geometry: Geometry = GEOMETRY, fingerprint: str = "a") -> ModelIdentity:
     return ModelIdentity(
-        name="tiny/model", revision="r1", architecture="LlamaForCausalLM", config_hash="c",
-        weights_fingerprint=fingerprint, tokenizer_hash="t", geometry=geometry,
-    )  # fmt: skip
+        name="tiny/model",
+        revision="r1",
+        architecture="LlamaForCausalLM",
+        config_hash="c",
+        weights_fingerprint=fingerprint,
+        tokenizer_hash="t",
+        geometry=geometry,
+    )
 
 
 def recipe(name: str, protected: int = 1) -> Recipe:
@@ -82,26 +87,53 @@ def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transf
         layout = CacheLayout.of_bits(model.geometry, chosen.window, HeadGroups.both(1), widths)
         mean = float(np.mean([sites[side].mean() for sites in result.bits for side in SIDES]))
         return writer.commit(
-            settings={"recipe": chosen.model_dump(mode="json"), "budget": budget.model_dump(mode="json")}, model=model,
+            settings={"recipe": chosen.model_dump(mode="json"), "budget": budget.model_dump(mode="json")},
+            model=model,
             inputs={"transform": transform},
             results={
-                "bits_mean": mean, "bits_budget": bits, "predicted": result.predicted,
+                "bits_mean": mean,
+                "bits_budget": bits,
+                "predicted": result.predicted,
                 "water_level": result.water_level,
-                "head_groups": {"k": 1, "v": 1}, "layout": layout.summary(8192),
+                "head_groups": {"k": 1, "v": 1},
+                "layout": layout.summary(8192),
             },
-        ).digest  # fmt: skip
+        ).digest
 
 
 def evaluation(name: str, bits: float | None, kl: float, plan: str | None = None, **changes: object) -> Evaluation:
     values: dict[str, object] = {
-        "task": "kl", "recipe": name, "budget": None if bits is None else f"{bits:g}", "model": "tiny/model",
-        "plan": plan, "bits": bits or 16.0, "bits_effective": 16.0 if bits is None else bits + 0.87,
-        "ratio": 1.0 if bits is None else 16 / (bits + 0.87), "context": 1024, "text": TEXT, "text_sha256": "f" * 64,
-        "windows": 6, "length": 1024, "stride": 1024, "first_position": 256, "tokens_scored": 4608, "sinks": 4,
-        "recent": 128, "flush": 16, "kl_mean": kl, "kl_stderr": kl / 20, "kl_p99": kl * 11, "top1": 1 - kl,
-        "nll": 3.21 + kl, "nll_stderr": 0.0707, "nll_reference": 3.21, "seconds": 1.5, "device": "cpu",
-        "dtype": "float32", "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
-    }  # fmt: skip
+        "task": "kl",
+        "recipe": name,
+        "budget": None if bits is None else f"{bits:g}",
+        "model": "tiny/model",
+        "plan": plan,
+        "bits": bits or 16.0,
+        "bits_effective": 16.0 if bits is None else bits + 0.87,
+        "ratio": 1.0 if bits is None else 16 / (bits + 0.87),
+        "context": 1024,
+        "text": TEXT,
+        "text_sha256": "f" * 64,
+        "windows": 6,
+        "length": 1024,
+        "stride": 1024,
+        "first_position": 256,
+        "tokens_scored": 4608,
+        "sinks": 4,
+        "recent": 128,
+        "flush": 16,
+        "kl_mean": kl,
+        "kl_stderr": kl / 20,
+        "kl_p99": kl * 11,
+        "top1": 1 - kl,
+        "nll": 3.21 + kl,
+        "nll_stderr": 0.0707,
+        "nll_reference": 3.21,
+        "seconds": 1.5,
+        "device": "cpu",
+        "dtype": "float32",
+        "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
+    }
     return Evaluation.model_validate(values | changes)
 
 
@@ -112,10 +144,17 @@ def add_evaluations(run: Run, digests: dict[tuple[str, float], str]) -> list[Eva
     perplexity = {"kl_mean": None, "kl_stderr": None, "kl_p99": None, "top1": None}
     found.append(
         evaluation(
-            "paper", 2.0, 0.0456, digests.get(("paper", 2.0)), task="perplexity", perplexity=25.94,
-            perplexity_stderr=1.83, perplexity_reference=24.78, **perplexity,
+            "paper",
+            2.0,
+            0.0456,
+            digests.get(("paper", 2.0)),
+            task="perplexity",
+            perplexity=25.94,
+            perplexity_stderr=1.83,
+            perplexity_reference=24.78,
+            **perplexity,
         )
-    )  # fmt: skip
+    )
     found.append(evaluation("paper", 2.0, 0.5, digests.get(("paper", 2.0)), first_position=512))
     rows = [
         DistortionRow(
@@ -204,8 +243,13 @@ def test_number_has_three_digits() -> None:
     assert [tables.number(value) for value in values] == texts
     assert [tables.signed(0.012), tables.signed(-0.012)] == ["+0.0120", "-0.0120"]
     assert [tables.size(n) for n in (12, 999, 1000, 184_000_000, 999_960_000, 1_073_741_824)] == [
-        "12 B", "999 B", "1.00 kB", "184 MB", "1.00 GB", "1.07 GB",
-    ]  # fmt: skip
+        "12 B",
+        "999 B",
+        "1.00 kB",
+        "184 MB",
+        "1.00 GB",
+        "1.07 GB",
+    ]
 
 
 def test_csv_and_json_hold_every_evaluation(made: tuple[Run, list[Evaluation], ReportFiles]) -> None:
@@ -241,8 +285,12 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     found = markdown_tables(made[2].markdown.read_text("utf-8"))
     rows = found[f"{TEXT}: 6 windows of 1024 tokens, scored from position 256, float32"]
     assert [(row["recipe"], row["bits"]) for row in rows] == [
-        ("fp16", "16.0"), ("paper", "4.00"), ("var-only", "4.00"), ("paper", "2.00"), ("var-only", "2.00"),
-    ]  # fmt: skip
+        ("fp16", "16.0"),
+        ("paper", "4.00"),
+        ("var-only", "4.00"),
+        ("paper", "2.00"),
+        ("var-only", "2.00"),
+    ]
     paper = rows[3]
     assert paper["KL (nats)"] == "0.0456 ± 0.00228"
     assert paper["KL p99"] == "0.502"
@@ -369,9 +417,14 @@ def test_headline_names_model_texts_and_versions(made: tuple[Run, list[Evaluatio
 def test_sections_come_in_order(made: tuple[Run, list[Evaluation], ReportFiles]) -> None:
     titles = re.findall(r"^## (.*)$", made[2].markdown.read_text("utf-8"), re.MULTILINE)
     assert titles == [
-        "Quality", "Quality against memory", "Where the bits go", "Spectrum and water level",
-        "Predicted against measured distortion", "Bytes by cause", "How to read this report",
-    ]  # fmt: skip
+        "Quality",
+        "Quality against memory",
+        "Where the bits go",
+        "Spectrum and water level",
+        "Predicted against measured distortion",
+        "Bytes by cause",
+        "How to read this report",
+    ]
 
 
 def test_evaluations_alone_say_what_is_missing(tmp_path: Path) -> None:

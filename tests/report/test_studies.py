@@ -10,17 +10,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
+from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.schema import Evaluation, write_evaluation
-from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report import study_figures, study_tables
 from aatc_cli.report.compare import Figure, tied
 from aatc_cli.report.published import published_for, read_published
 from aatc_cli.report.tables import CAUSES, causes
-from aatc_cli.stages.files import Run
 from aatc_cli.stages.report import load_report, make_report
 
 WINDOWS = 6
@@ -40,15 +40,32 @@ def samples(mean: float, count: int = 40) -> list[float]:
 def benchmark_row(subtask: str, context: int | None, values: list[float]) -> BenchmarkRow:
     mean = sum(values) / len(values)
     stderr = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return BenchmarkRow(subtask=subtask, context=context, metric="m", score=mean, stderr=stderr, samples=len(values),
-                        scores=values, prompts_sha256=f"{subtask}{context}", seconds=1.0)  # fmt: skip
+    return BenchmarkRow(
+        subtask=subtask,
+        context=context,
+        metric="m",
+        score=mean,
+        stderr=stderr,
+        samples=len(values),
+        scores=values,
+        prompts_sha256=f"{subtask}{context}",
+        seconds=1.0,
+    )
 
 
 def common(recipe: str, budget: int | None) -> dict[str, object]:
-    return {"recipe": recipe, "budget": None if budget is None else str(budget), "model": "Llama-3.1-8B-Instruct",
-            "model_fingerprint": "f", "plan": None if budget is None else f"{recipe}{budget}",
-            "bits": float(budget or 16), "seconds": 1.0, "device": "cpu", "dtype": "float32",
-            "versions": VERSIONS}  # fmt: skip
+    return {
+        "recipe": recipe,
+        "budget": None if budget is None else str(budget),
+        "model": "Llama-3.1-8B-Instruct",
+        "model_fingerprint": "f",
+        "plan": None if budget is None else f"{recipe}{budget}",
+        "bits": float(budget or 16),
+        "seconds": 1.0,
+        "device": "cpu",
+        "dtype": "float32",
+        "versions": VERSIONS,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,39 +78,87 @@ def made(tmp_path_factory):
         kl = KL.get((recipe, budget), 0.0)
         windows = [float(kl * d) for d in difficulty / difficulty.mean()]
         name = recipe if budget is None else f"{recipe}-{budget}"
-        rows.append(StudyRow(
-            name=name, label=recipe, recipe=recipe, stats=None, asked=budget, matched=False,
-            budget=None if budget is None else str(budget), plan=None if budget is None else f"{recipe}{budget}",
-            bits=float(budget or 16), bits_packed=PACKED.get((recipe, budget), 16.0), ratio=5.0,
-            simulated=recipe == "kivi",
-        ))  # fmt: skip
+        rows.append(
+            StudyRow(
+                name=name,
+                label=recipe,
+                recipe=recipe,
+                stats=None,
+                asked=budget,
+                matched=False,
+                budget=None if budget is None else str(budget),
+                plan=None if budget is None else f"{recipe}{budget}",
+                bits=float(budget or 16),
+                bits_packed=PACKED.get((recipe, budget), 16.0),
+                ratio=5.0,
+                simulated=recipe == "kivi",
+            )
+        )
         e = Evaluation(
-            **common(recipe, budget), task="kl", bits_effective=float(budget or 16), ratio=4.0, context=2048,
-            text="t.txt", text_sha256="0" * 64, windows=WINDOWS, length=2048, stride=2048, first_position=512,
+            **common(recipe, budget),
+            task="kl",
+            bits_effective=float(budget or 16),
+            ratio=4.0,
+            context=2048,
+            text="t.txt",
+            text_sha256="0" * 64,
+            windows=WINDOWS,
+            length=2048,
+            stride=2048,
+            first_position=512,
             tokens_scored=100,
-            sinks=4, recent=128, flush=16, kl_mean=float(np.mean(windows)),
-            kl_stderr=float(np.std(windows, ddof=1) / math.sqrt(WINDOWS)), kl_windows=windows, top1=0.9, nll=2.0 + kl,
+            sinks=4,
+            recent=128,
+            flush=16,
+            kl_mean=float(np.mean(windows)),
+            kl_stderr=float(np.std(windows, ddof=1) / math.sqrt(WINDOWS)),
+            kl_windows=windows,
+            top1=0.9,
+            nll=2.0 + kl,
             nll_reference=2.0,
-        )  # fmt: skip
+        )
         path = write_evaluation(run.evals, e)
         cells.append(StudyCell(row=name, task="kl", text="t.txt", length=2048, file=f"evals/{path.name}"))
         if (recipe, budget) in SCORES:
             score = SCORES[recipe, budget]
             result = BenchmarkResult(
-                **common(recipe, budget), benchmark="ruler", simulated=recipe == "kivi",
-                rows=[benchmark_row("vt", 4096, samples(score)), benchmark_row("niah_single_1", 4096, samples(score)),
-                      benchmark_row("vt", 8192, samples(score - 0.2))],
-            )  # fmt: skip
+                **common(recipe, budget),
+                benchmark="ruler",
+                simulated=recipe == "kivi",
+                rows=[
+                    benchmark_row("vt", 4096, samples(score)),
+                    benchmark_row("niah_single_1", 4096, samples(score)),
+                    benchmark_row("vt", 8192, samples(score - 0.2)),
+                ],
+            )
             file = f"evals/{write_evaluation(run.evals, result).name}"
             cells += [StudyCell(row=name, task="ruler", context=c, file=file) for c in (4096, 8192)]
         else:
             cells += [StudyCell(row=name, task="ruler", context=c, reason="CUDA out of memory") for c in (4096, 8192)]
         cells.append(StudyCell(row=name, task="longbench", reason="the records are not there; give --data"))
-    rows.append(StudyRow(name="hqq-2", label="hqq", recipe="hqq", stats=None, asked=2.0, matched=False,
-                         reason="the hqq cache needs the package hqq; pip install hqq"))  # fmt: skip
+    rows.append(
+        StudyRow(
+            name="hqq-2",
+            label="hqq",
+            recipe="hqq",
+            stats=None,
+            asked=2.0,
+            matched=False,
+            reason="the hqq cache needs the package hqq; pip install hqq",
+        )
+    )
     cells.append(StudyCell(row="hqq-2", task="kl", text="t.txt", length=2048, reason=rows[-1].reason))
-    write_study(run.root, StudyResult(study="all", summary="Everything", model="Llama-3.1-8B-Instruct",
-                                      model_fingerprint="f", rows=tuple(rows), cells=tuple(cells)))  # fmt: skip
+    write_study(
+        run.root,
+        StudyResult(
+            study="all",
+            summary="Everything",
+            model="Llama-3.1-8B-Instruct",
+            model_fingerprint="f",
+            rows=tuple(rows),
+            cells=tuple(cells),
+        ),
+    )
     return run, make_report(run)
 
 
@@ -137,9 +202,7 @@ def test_two_standard_errors_decide_paired_or_not():
     assert tied(figure(base, kept=False), figure(apart)) is True
     for other in (apart, noise):
         d = np.asarray(other) - base
-        assert tied(figure(base), figure(other)) is bool(
-            abs(d.mean()) <= 2 * max(d.std(ddof=1) / math.sqrt(50), 1e-12)
-        )  # fmt: skip
+        assert tied(figure(base), figure(other)) is bool(abs(d.mean()) <= 2 * max(d.std(ddof=1) / math.sqrt(50), 1e-12))
     # other samples cannot be paired, and one sample has no error
     assert tied(figure(base), figure(apart[:20])) is True
     assert tied(Figure(0.1, None, {}), figure(base)) is None
@@ -200,7 +263,10 @@ def test_curves_are_the_evaluations(made):
     [view] = load_report(made[0]).studies
     [panel] = study_figures.kl_panels(view)
     assert {line.recipe: line.x for line in panel.lines} == {
-        "paper": (2.1, 3.1), "loss-aware": (2.04,), "kivi": (2.0, 3.0)}  # fmt: skip
+        "paper": (2.1, 3.1),
+        "loss-aware": (2.04,),
+        "kivi": (2.0, 3.0),
+    }
     assert next(line for line in panel.lines if line.recipe == "kivi").y == pytest.approx((0.022, 0.30))
     assert panel.reference == 0.0
     [contexts] = study_figures.context_panels(view)
@@ -223,8 +289,16 @@ def test_curves_are_the_evaluations(made):
 
 @pytest.mark.parametrize("recipe", ["paper", "kivi", "kvquant", "kvtc", "turboquant", "fp8"])
 def test_bytes_of_every_method_add_up_by_cause(recipe):
-    geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=64, hidden_size=256, sliding_layers=2,
-                        sliding_window=64, full_layers=(0, 2, 4))  # fmt: skip
+    geometry = Geometry(
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        hidden_size=256,
+        sliding_layers=2,
+        sliding_window=64,
+        full_layers=(0, 2, 4),
+    )
     bits = 8.0 if recipe == "fp8" else 2.0
     layout = CacheLayout.nominal_of_recipe(load_recipe(recipe), geometry, HeadGroups.both(1), bits)
     found = causes(layout, 3000)
@@ -239,7 +313,11 @@ def test_where_all_are_alike_none_is_best():
     assert study_tables._marks({"a": same["a"]}, max) == {}
     assert study_tables._marks(same | {"d": Figure(0.9, 0.1, {})}, max) == {"d": "best"}
     assert study_tables._marks(same | {"d": Figure(0.4, 0.1, {})}, max) == {
-        "a": "best", "b": "best", "c": "best", "d": "tie"}  # fmt: skip
+        "a": "best",
+        "b": "best",
+        "c": "best",
+        "d": "tie",
+    }
 
 
 def test_the_json_has_the_study_whole(made):

@@ -26,11 +26,13 @@ def case(codec, window, length, dtype, groups=2, bits="mixed", rotary=DIM, bias=
 
     pair = [
         SiteCodec(
-            side, codec(CHANNELS, groups, bits, i, dtype=dtype, quantizer=quantizer),
-            normal(CHANNELS) if bias else None, window.flush,
+            side,
+            codec(CHANNELS, groups, bits, i, dtype=dtype, quantizer=quantizer),
+            normal(CHANNELS) if bias else None,
+            window.flush,
         )
         for i, side in enumerate(("k", "v"))
-    ]  # fmt: skip
+    ]
     keys, values = normal(BATCH, length, CHANNELS), normal(BATCH, length, CHANNELS)
     store = LayerStore(*pair, window, BATCH, dtype)
     store.append(keys, values)
@@ -162,8 +164,11 @@ def test_the_decode_matrix_of_values_is_applied_once(codec, monkeypatch):
     original = SiteCodec.values
     monkeypatch.setattr(SiteCodec, "values", lambda self, *a: calls.append(1) or original(self, *a))
     cached_attention(
-        normal(BATCH, HEADS * SHARE, 1, DIM), store, lambda i, n: (rotation[0][i : i + n], rotation[1][i : i + n]),
-        SCALING, tile=16,
-    )  # fmt: skip
+        normal(BATCH, HEADS * SHARE, 1, DIM),
+        store,
+        lambda i, n: (rotation[0][i : i + n], rotation[1][i : i + n]),
+        SCALING,
+        tile=16,
+    )
     assert len(calls) == 1
     assert module.TILE >= 64

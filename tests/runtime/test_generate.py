@@ -13,7 +13,7 @@ from aatc_cli.config import Window
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
@@ -46,9 +46,16 @@ def greedy(model, session, ids, count, cache=None, **options):
     """Generated tokens and the logits they were taken from."""
     cache = session.new_cache() if cache is None else cache
     done = model.generate(
-        ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, return_dict_in_generate=True,
-        output_logits=True, pad_token_id=0, **{session.keyword: cache}, **options,
-    )  # fmt: skip
+        ids,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        pad_token_id=0,
+        **{session.keyword: cache},
+        **options,
+    )
     return done.sequences[:, ids.shape[1] :], torch.stack(done.logits, 1)
 
 
@@ -192,9 +199,14 @@ def test_sixteen_bits_equal_the_model_s_own_cache(model, codecs):
                 ids, max_new_tokens=12, pad_token_id=0, **options, **{session.keyword: session.new_cache()}
             )
     own = model.generate(
-        ids, max_new_tokens=12, min_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True,
+        ids,
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
         pad_token_id=0,
-    )  # fmt: skip
+    )
     assert torch.equal(new, own.sequences[:, 30:])
     difference = (logits - torch.stack(own.logits, 1)).abs().max()
     assert 0 < difference < 5e-3 * logits.abs().max()
@@ -209,10 +221,18 @@ def test_beams_score_what_the_oracle_scores(llama, codecs):
     prompt = tokens_of(21)
     with compressed(llama, sites, WINDOW) as session:
         done = llama.generate(
-            prompt, max_new_tokens=15, min_new_tokens=15, num_beams=4, num_return_sequences=4, do_sample=False,
-            length_penalty=0.0, return_dict_in_generate=True, output_scores=True, pad_token_id=0,
+            prompt,
+            max_new_tokens=15,
+            min_new_tokens=15,
+            num_beams=4,
+            num_return_sequences=4,
+            do_sample=False,
+            length_penalty=0.0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            pad_token_id=0,
             **{session.keyword: session.new_cache()},
-        )  # fmt: skip
+        )
     for sequence, score in zip(done.sequences, done.sequences_scores, strict=True):
         steps = sequence[None, 21:]
         logits = oracle_logits(llama, sites, WINDOW, prompt, steps[:, :-1])
@@ -233,9 +253,14 @@ def test_assisted_decoding_equals_greedy(llama, codecs):
         plain, _ = greedy(llama, session, prompt, 30)
         cache = session.new_cache()
         assisted = llama.generate(
-            prompt, max_new_tokens=30, min_new_tokens=30, do_sample=False, prompt_lookup_num_tokens=6, pad_token_id=0,
+            prompt,
+            max_new_tokens=30,
+            min_new_tokens=30,
+            do_sample=False,
+            prompt_lookup_num_tokens=6,
+            pad_token_id=0,
             **{session.keyword: cache},
-        )  # fmt: skip
+        )
     assert torch.equal(assisted[:, prompt.shape[1] :], plain)
     assert cache.state.bytes_live() == cache.state.bytes_predicted()
 
@@ -475,9 +500,13 @@ def test_scaled_rotations(tmp_path, new_model, codecs):
     # its frequencies move beyond the context of 512 only, where the cache refuses to go
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     llama3 = {
-        "rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "rope_theta": 1e4,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    }
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     for name, rope in {"linear": linear, "dynamic": dynamic, "llama3": llama3, "yarn": yarn}.items():
         model = load_model(find_model(str(new_model(tmp_path / name, rope_parameters=rope)))).double()

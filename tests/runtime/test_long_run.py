@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.cache import CompressedState

@@ -11,10 +11,10 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.chunked import chunked_logits
 from aatc_cli.evals.distortion import measure_distortion
-from aatc_cli.evals.scores import score_windows
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.scores import score_windows
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.session import compressed

@@ -17,9 +17,12 @@ WINDOW = Window(sinks=2, recent=4, flush=2)
 END = 2
 COUNT = 4
 OPTIONS = {
-    "max_new_tokens": COUNT, "min_new_tokens": COUNT, "pad_token_id": END, "return_dict_in_generate": True,
+    "max_new_tokens": COUNT,
+    "min_new_tokens": COUNT,
+    "pad_token_id": END,
+    "return_dict_in_generate": True,
     "output_logits": True,
-}  # fmt: skip
+}
 
 
 def prompts_of(real, lengths):
@@ -112,9 +115,15 @@ def test_beams_score_what_the_oracle_scores(real, chunked_logits):
     prompt = prompts_of(real, [14])[0]
     with compressed(real.model, real.low, WINDOW) as session:
         done = real.model.generate(
-            prompt[None], **OPTIONS, do_sample=False, num_beams=3, num_return_sequences=3, length_penalty=0.0,
-            output_scores=True, **{session.keyword: session.new_cache()},
-        )  # fmt: skip
+            prompt[None],
+            **OPTIONS,
+            do_sample=False,
+            num_beams=3,
+            num_return_sequences=3,
+            length_penalty=0.0,
+            output_scores=True,
+            **{session.keyword: session.new_cache()},
+        )
     new = done.sequences[:, -COUNT:]
     expected = last(chunked_logits(real.model, real.low, WINDOW, *after([prompt] * 3, new)), [prompt] * 3, COUNT)
     total = expected.log_softmax(-1).gather(2, new[..., None]).sum((1, 2))
@@ -152,9 +161,14 @@ def test_assisted_decoding_equals_greedy(real, chunked_logits, kind):
         with compressed(real.model, real.low, WINDOW) as session:
             cache = session.new_cache()
             done = real.model.generate(
-                prompt[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=END,
-                **options, **{session.keyword: cache},
-            )  # fmt: skip
+                prompt[None],
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=END,
+                **options,
+                **{session.keyword: cache},
+            )
     finally:
         watch.remove()
     new = done[:, len(prompt) :]

@@ -22,9 +22,16 @@ END = 2
 def generate(real, session, cache, ids, count, **options):
     """New tokens [count] after ids [T], greedy, and the logits [count, V] they were taken from."""
     done = real.model.generate(
-        ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=END,
-        return_dict_in_generate=True, output_logits=True, **options, **{session.keyword: cache},
-    )  # fmt: skip
+        ids[None],
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=END,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+        **{session.keyword: cache},
+    )
     return done.sequences[0, len(ids) :], torch.cat(done.logits)
 
 
@@ -143,11 +150,16 @@ def test_saved_and_loaded_it_goes_on_exactly(real, padded, tmp_path):
         assert same(loaded, cache)
         got, expected = (
             real.model.generate(
-                ids, attention_mask=mask, max_new_tokens=4, **options, output_logits=True,
-                return_dict_in_generate=True, **{session.keyword: each},
+                ids,
+                attention_mask=mask,
+                max_new_tokens=4,
+                **options,
+                output_logits=True,
+                return_dict_in_generate=True,
+                **{session.keyword: each},
             )
             for each in (loaded, cache)
-        )  # fmt: skip
+        )
         assert torch.equal(got.sequences, expected.sequences)
         assert all(torch.equal(a, b) for a, b in zip(got.logits, expected.logits, strict=True))
         assert same(loaded, cache)

@@ -11,7 +11,7 @@ from torch import Tensor
 from aatc_cli.config import Window
 from aatc_cli.core.packing import unpack_keys, unpack_values
 from aatc_cli.core.quantizer import steps
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.capture import capture
 from aatc_cli.runtime.session import compressed

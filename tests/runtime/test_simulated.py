@@ -13,8 +13,8 @@ from aatc_cli.core.linear import LinearCodec
 from aatc_cli.core.precision_blocks import Block, BlockCodec
 from aatc_cli.core.signposts import SignpostCodec
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.chunked import chunked_logits
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.loading import find_model, load_model
@@ -43,7 +43,7 @@ def along_tokens():
     pair = {
         "k": GroupedMinMax(torch.full((CHANNELS,), 2), 8, "channel"),
         "v": GroupedMinMax(torch.full((CHANNELS,), 2), 8),
-    }  # fmt: skip
+    }
     return [pair] * LAYERS
 
 
@@ -149,9 +149,14 @@ def test_generation_in_batches_is_that_of_each_prompt(model, make):
 
         def generate(ids, attention):
             return model.generate(
-                ids, attention_mask=attention, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None,
+                ids,
+                attention_mask=attention,
+                max_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
                 **{session.keyword: session.new_cache()},
-            )  # fmt: skip
+            )
 
         together = generate(padded, mask)[:, 40:]
         for row, prompt in enumerate(prompts):

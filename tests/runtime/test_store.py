@@ -85,9 +85,12 @@ def test_bytes_are_the_law_at_every_length(codec, window, batch, length, seed):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    recent=st.integers(1, 20), flush=st.integers(1, 20), sinks=st.integers(0, 6), seed=st.integers(0, 1000),
+    recent=st.integers(1, 20),
+    flush=st.integers(1, 20),
+    sinks=st.integers(0, 6),
+    seed=st.integers(0, 1000),
     parts=st.lists(st.integers(1, 50), min_size=1, max_size=8),
-)  # fmt: skip
+)
 def test_state_does_not_depend_on_how_tokens_came(codec, recent, flush, sinks, seed, parts):
     window = Window(sinks=sinks, recent=recent, flush=min(flush, recent))
     pair = sites(codec, window, seed=seed, bias=True)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import ArtifactWriter, open_artifact
+from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
+from aatc_cli.artifacts.files import Plan, Run, load_codecs, load_energies, open_plan, transform_of
 from aatc_cli.config import Budget, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import normalized_energy
@@ -17,8 +18,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, open_plan, transform_of
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 CHANNELS = 2 * 4 * 32
@@ -188,9 +188,12 @@ def rewrite(
         for name, tensor in parts.items():
             writer.add(name, tensor)
         writer.commit(
-            settings=manifest.settings | (settings or {}), model=manifest.model, inputs=manifest.inputs,
-            texts=manifest.texts, results=manifest.results | (results or {}),
-        )  # fmt: skip
+            settings=manifest.settings | (settings or {}),
+            model=manifest.model,
+            inputs=manifest.inputs,
+            texts=manifest.texts,
+            results=manifest.results | (results or {}),
+        )
 
 
 @pytest.mark.parametrize("name", ["paper", "var-only", "per-layer", "global", "uniform", "no-query", "no-output"])
@@ -225,8 +228,9 @@ def test_check_names_every_difference(run_folder: Path) -> None:
 
     rewrite(plan.artifact.path, "plan", change)
     assert check(open_plan(plan.artifact.path)) == [
-        Difference(0, "k", 31, 16, plan.bits[0]["k"][31]), Difference(2, "v", 7, old + 1, old),
-    ]  # fmt: skip
+        Difference(0, "k", 31, 16, plan.bits[0]["k"][31]),
+        Difference(2, "v", 7, old + 1, old),
+    ]
 
 
 def test_check_against_a_transform_elsewhere(run_folder: Path, tmp_path: Path) -> None:
@@ -328,9 +332,10 @@ def test_plans_with_the_settings_of_something_else(run_folder: Path, settings: d
     [
         ("layers.1.k.variance", float("nan"), "does not hold finite numbers"),
         ("layers.1.v.weight", float("inf"), "does not hold finite numbers"),
-        ("layers.2.v.variance", -1e-9, "has negative values"), ("layers.0.k.weight", -1.0, "has negative values"),
+        ("layers.2.v.variance", -1e-9, "has negative values"),
+        ("layers.0.k.weight", -1.0, "has negative values"),
     ],
-)  # fmt: skip
+)
 def test_transforms_with_energies_they_cannot_have(run_folder: Path, name: str, value: float, says: str) -> None:
     rewrite(run_folder / "transforms" / "whiten", "transform", lambda parts: parts[name].__setitem__(4, value))
     with pytest.raises(ArtifactError) as caught:

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import MANIFEST, TENSORS, open_artifact
+from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, open_artifact
+from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
-from aatc_cli.stages import collect_passes as passes
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Run, load_layer_stats, open_stats
+from aatc_cli.stages.collecting import passes
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.text.windows import draw_windows
 
 SAMPLES, LENGTH, SKIP, ROWS = 6, 48, 4, 60
@@ -118,11 +118,15 @@ def explicit(folder: Path, corpus: Path, layer: int) -> dict[str, torch.Tensor]:
         [h for h in range(q.shape[1]) if h * k.shape[1] // 16 // q.shape[1] == kv] for kv in range(k.shape[1] // 16)
     ]
     return {
-        "k_outer": k.T @ k, "v_outer": v.T @ v, "k_sum": k.sum(0), "v_sum": v.sum(0),
+        "k_outer": k.T @ k,
+        "v_outer": v.T @ v,
+        "k_sum": k.sum(0),
+        "v_sum": v.sum(0),
         "q_outer": torch.stack([sum(q[:, h].T @ q[:, h] for h in group) for group in groups]),
         "o_gram": torch.stack([sum(o[h] @ o[h].T for h in group) for group in groups]),
-        "k": k, "v": v,
-    }  # fmt: skip
+        "k": k,
+        "v": v,
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -351,13 +355,15 @@ def test_nothing_to_do_does_not_load_the_model(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"samples": 7}, "settings.samples was 6, now 7"), ({"length": 49}, "settings.length was 48, now 49"),
-        ({"seed": 1}, "settings.seed was 0, now 1"), ({"rows": 61}, "settings.rows was 60, now 61"),
+        ({"samples": 7}, "settings.samples was 6, now 7"),
+        ({"length": 49}, "settings.length was 48, now 49"),
+        ({"seed": 1}, "settings.seed was 0, now 1"),
+        ({"rows": 61}, "settings.rows was 60, now 61"),
         ({"skip_first": 3}, "settings.skip_first was 4, now 3"),
         ({"head_groups": 2}, "settings.head_groups was 1, now 2"),
         ({"text": __file__}, 'texts[0].name was "corpus.txt", now "test_collect.py"'),
     ],
-)  # fmt: skip
+)
 def test_another_setting_is_refused_and_forced(
     tiny_llama: Path, base: Path, tmp_path: Path, snapshot: Any, changes: dict[str, Any], says: str, run_collect: Any
 ) -> None:
@@ -597,10 +603,11 @@ def test_a_checkpoint_is_not_stats(tiny_llama: Path, tmp_path: Path, interrupted
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seed": 1}, "settings.seed was 0, now 1"), ({"text": __file__}, "texts[0].name"),
+        ({"seed": 1}, "settings.seed was 0, now 1"),
+        ({"text": __file__}, "texts[0].name"),
         ({"dtype": "bfloat16"}, "collected in float32, now the model runs in bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_other_settings_is_refused(
     tiny_llama: Path, tmp_path: Path, changes: dict[str, Any], says: str, run_collect: Any, interrupted: Any
 ) -> None:
@@ -636,10 +643,25 @@ def test_sigkill(tiny_llama: Path, tmp_path: Path, run_collect: Any, corpus: Pat
     """
     samples = 150
     command = [
-        sys.executable, "-m", "aatc_cli", "collect", "--run", str(tmp_path / "killed"), "--model", str(tiny_llama),
-        "--text", str(corpus), "--samples", str(samples), "--length", str(LENGTH), "--rows", str(ROWS),
-        "--checkpoint-seconds", "0",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "aatc_cli",
+        "collect",
+        "--run",
+        str(tmp_path / "killed"),
+        "--model",
+        str(tiny_llama),
+        "--text",
+        str(corpus),
+        "--samples",
+        str(samples),
+        "--length",
+        str(LENGTH),
+        "--rows",
+        str(ROWS),
+        "--checkpoint-seconds",
+        "0",
+    ]
     root = Path(module.__file__).parents[2]
     process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE)
     partial = tmp_path / "killed" / ".stats.partial"
@@ -679,8 +701,11 @@ def test_leftovers_of_a_killed_writer_are_swept(
     with Run(root).lock():
         pass
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.name not in (MANIFEST, TENSORS)) == [
-        ".lock", "plans", "plans/paper-2.5", "stats",
-    ]  # fmt: skip
+        ".lock",
+        "plans",
+        "plans/paper-2.5",
+        "stats",
+    ]
     assert snapshot(root / "stats") == before
     # killed between the two renames: only the one that was moved aside is left
     (root / "stats").rename(root / ".stats.old-999999")

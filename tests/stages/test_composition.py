@@ -10,11 +10,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from aatc_cli.artifact import Artifact, open_artifact
+from aatc_cli.artifacts.artifact import Artifact, open_artifact
+from aatc_cli.artifacts.files import Plan, Run, load_codecs, load_energies, transform_of
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.teacher_forced import Method, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
@@ -22,8 +23,7 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.stages.allocate import allocate, check, derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Plan, Run, load_codecs, load_energies, transform_of
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 KINDS = ("identity", "whiten", "metric")
@@ -50,9 +50,13 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
     collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
     for kind, (keys, values) in product(KINDS, GROUPS):
         whiten(
-            run, transform_stats=run.stats(), rate_stats=run.stats(), transform=kind, key_groups=keys,
+            run,
+            transform_stats=run.stats(),
+            rate_stats=run.stats(),
+            transform=kind,
+            key_groups=keys,
             value_groups=values,
-        )  # fmt: skip
+        )
     return run
 
 
@@ -93,10 +97,20 @@ def test_every_combination_plans_packs_and_reads_back(
     for key_weight, value_weight in WEIGHTS:
         if pool == "joint" and (key_weight == "fisher") != (value_weight == "fisher"):
             continue  # refused: see below
-        recipe = Recipe.model_validate({
-            "name": "any", "summary": "s", "transform": kind, "key_weight": key_weight, "value_weight": value_weight,
-            "key_groups": groups[0], "value_groups": groups[1], "pool": pool, "curve": curve, "quantizer": quantizer,
-        })  # fmt: skip
+        recipe = Recipe.model_validate(
+            {
+                "name": "any",
+                "summary": "s",
+                "transform": kind,
+                "key_weight": key_weight,
+                "value_weight": value_weight,
+                "key_groups": groups[0],
+                "value_groups": groups[1],
+                "pool": pool,
+                "curve": curve,
+                "quantizer": quantizer,
+            }
+        )
         transform = transforms[recipe.transform_name]
         errors = {}
         for bits in (2.0, 5.0):
@@ -130,11 +144,21 @@ def test_gradients_and_other_weights_share_no_pool() -> None:
 @pytest.mark.parametrize("widths", [(0, 1, 2, 3, 4, 6, 8), (0, 1, 2, 4, 8), (1, 2, 4)], ids=str)
 @pytest.mark.parametrize("allocator", ["waterfill", "per-layer", "global", "uniform"])
 def test_plans_use_the_widths_of_the_recipe_alone(run: Run, widths: tuple[int, ...], allocator: str) -> None:
-    recipe = Recipe.model_validate({
-        "name": f"some-{allocator}-{len(widths)}", "summary": "s", "transform": "metric", "key_weight": "fisher",
-        "value_weight": "fisher", "curve": "lloyd", "quantizer": "lloyd", "allocator": allocator, "widths": widths,
-        "min_bits": widths[0], "max_bits": widths[-1],
-    })  # fmt: skip
+    recipe = Recipe.model_validate(
+        {
+            "name": f"some-{allocator}-{len(widths)}",
+            "summary": "s",
+            "transform": "metric",
+            "key_weight": "fisher",
+            "value_weight": "fisher",
+            "curve": "lloyd",
+            "quantizer": "lloyd",
+            "allocator": allocator,
+            "widths": widths,
+            "min_bits": widths[0],
+            "max_bits": widths[-1],
+        }
+    )
     plan = allocate(run, recipe, [make_budget(bits=2.5)])[0]
     used = {width for layer in plan.bits for side in SIDES for width in layer[side]}
     assert used <= set(widths)
@@ -155,9 +179,13 @@ def test_plans_by_blocks_are_reproduced_and_pack(run: Run, name: str, block: int
     changes = {"name": f"{name}-{block}", "block": block, "window": WINDOW, "protect": protect}
     recipe = recipe.model_copy(update=changes)
     whiten(
-        run, transform_stats=run.stats(), rate_stats=run.stats(), transform=recipe.transform, key_groups="per-head",
+        run,
+        transform_stats=run.stats(),
+        rate_stats=run.stats(),
+        transform=recipe.transform,
+        key_groups="per-head",
         value_groups="per-head",
-    )  # fmt: skip
+    )
     plans = allocate(run, recipe, [make_budget(bits=2.5), make_budget(ratio=3.0, context=8192)])
     generator = torch.Generator().manual_seed(3)
     for plan in plans:
@@ -208,8 +236,9 @@ def test_a_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: st
             tensor
             for group in live.state.groups
             for store in group.stores
-            for name_, tensor in store.tensors().items() if name_.endswith("_scales")
-        ]  # fmt: skip
+            for name_, tensor in store.tensors().items()
+            if name_.endswith("_scales")
+        ]
     assert {tensor.dtype for tensor in scales} == {torch.uint8 if scale_bits == 8 else torch.float16}
     assert sum(tensor.nbytes for tensor in scales) == plan.layout.breakdown(40)["token_scales"]
     scale = scored.abs().max()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.artifacts.evaluation import read_evaluations
 
 COMMON = ("--length", 256, "--limit", 2, "--first", 160)
 
@@ -20,14 +20,31 @@ def heldout(tmp_path):
 
 def test_one_flat_file_per_method_and_text(aatc, run_folder, tiny_llama, heldout):
     outcome = aatc(
-        "eval", "--run", run_folder, "--model", tiny_llama, "--recipe", "fp16", "--recipe", "paper", "--budget", 3,
-        "--text", heldout, "--text", "builtin:python-docs-test", *COMMON, "--json",
-    )  # fmt: skip
+        "eval",
+        "--run",
+        run_folder,
+        "--model",
+        tiny_llama,
+        "--recipe",
+        "fp16",
+        "--recipe",
+        "paper",
+        "--budget",
+        3,
+        "--text",
+        heldout,
+        "--text",
+        "builtin:python-docs-test",
+        *COMMON,
+        "--json",
+    )
     assert outcome.code == 0, outcome.err
     assert [(e["recipe"], e["text"]) for e in outcome.json] == [
-        ("fp16", heldout.name), ("paper", heldout.name),
-        ("fp16", "builtin:python-docs-test"), ("paper", "builtin:python-docs-test"),
-    ]  # fmt: skip
+        ("fp16", heldout.name),
+        ("paper", heldout.name),
+        ("fp16", "builtin:python-docs-test"),
+        ("paper", "builtin:python-docs-test"),
+    ]
     fp16, paper = outcome.json[:2]
     assert fp16["plan"] is None
     assert 0 <= fp16["kl_mean"] < 1e-6 < paper["kl_mean"]
@@ -55,9 +72,23 @@ def test_perplexity_scores_every_position_and_is_the_exponential(aatc, run_folde
     import math
 
     (found,) = aatc(
-        "eval", "--task", "perplexity", "--run", run_folder, "--model", tiny_llama, "--budget", 3, "--text", heldout,
-        "--length", 256, "--limit", 3, "--json",
-    ).json  # fmt: skip
+        "eval",
+        "--task",
+        "perplexity",
+        "--run",
+        run_folder,
+        "--model",
+        tiny_llama,
+        "--budget",
+        3,
+        "--text",
+        heldout,
+        "--length",
+        256,
+        "--limit",
+        3,
+        "--json",
+    ).json
     assert found["first_position"] == 0
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
     assert found["perplexity_reference"] == pytest.approx(math.exp(found["nll_reference"]))
@@ -67,9 +98,26 @@ def test_perplexity_scores_every_position_and_is_the_exponential(aatc, run_folde
 
 def test_distortion_prints_measured_over_predicted(aatc, run_folder, tiny_llama, heldout):
     command = (
-        "eval", "--task", "distortion", "--run", run_folder, "--model", tiny_llama, "--budget", 3, "--text", heldout,
-        "--length", 200, "--limit", 1, "--first", 150, "--queries", 2,
-    )  # fmt: skip
+        "eval",
+        "--task",
+        "distortion",
+        "--run",
+        run_folder,
+        "--model",
+        tiny_llama,
+        "--budget",
+        3,
+        "--text",
+        heldout,
+        "--length",
+        200,
+        "--limit",
+        1,
+        "--first",
+        150,
+        "--queries",
+        2,
+    )
     outcome = aatc(*command)
     assert outcome.code == 0, outcome.err
     assert "measured / predicted" in outcome.out
@@ -87,17 +135,44 @@ def test_plans_of_another_model_and_positions_that_are_not_there_are_refused(
     refuses("eval", *where, "--model", tiny_qwen2, *COMMON, says=("the model is not the one",), folder=run_folder)
     refuses("eval", *where, "--model", tiny_llama, "--length", 600, says=("600", "512"), folder=run_folder)
     refuses(
-        "eval", *where, "--model", tiny_llama, "--length", 64, "--first", 63, says=("--first 63",),
-        folder=run_folder, code=2,
-    )  # fmt: skip
+        "eval",
+        *where,
+        "--model",
+        tiny_llama,
+        "--length",
+        64,
+        "--first",
+        63,
+        says=("--first 63",),
+        folder=run_folder,
+        code=2,
+    )
     refuses(
-        "eval", "--run", run_folder, "--recipe", "paper", "--model", tiny_llama, says=("needs a budget",),
-        folder=run_folder, code=2,
-    )  # fmt: skip
+        "eval",
+        "--run",
+        run_folder,
+        "--recipe",
+        "paper",
+        "--model",
+        tiny_llama,
+        says=("needs a budget",),
+        folder=run_folder,
+        code=2,
+    )
     refuses(
-        "eval", "--task", "distortion", "--run", run_folder, "--recipe", "fp16", "--model", tiny_llama,
-        says=("no quantizer",), folder=run_folder, code=2,
-    )  # fmt: skip
+        "eval",
+        "--task",
+        "distortion",
+        "--run",
+        run_folder,
+        "--recipe",
+        "fp16",
+        "--model",
+        tiny_llama,
+        says=("no quantizer",),
+        folder=run_folder,
+        code=2,
+    )
 
 
 def test_a_flipped_byte_in_the_transform_is_refused(refuses, run_folder, tiny_llama, heldout):
@@ -106,17 +181,37 @@ def test_a_flipped_byte_in_the_transform_is_refused(refuses, run_folder, tiny_ll
     content[-5] ^= 1
     tensors.write_bytes(content)
     refuses(
-        "eval", "--run", run_folder, "--budget", 3, "--model", tiny_llama, "--text", heldout, *COMMON,
-        says=("is damaged", "does not match its recorded hash"), folder=run_folder,
-    )  # fmt: skip
+        "eval",
+        "--run",
+        run_folder,
+        "--budget",
+        3,
+        "--model",
+        tiny_llama,
+        "--text",
+        heldout,
+        *COMMON,
+        says=("is damaged", "does not match its recorded hash"),
+        folder=run_folder,
+    )
 
 
 def test_a_stale_plan_is_refused(aatc, refuses, run_folder, tiny_llama, heldout):
     assert aatc("whiten", "--run", run_folder, "--head-groups", 2, "--force").code == 0
     refuses(
-        "eval", "--run", run_folder, "--budget", 3, "--model", tiny_llama, "--text", heldout, *COMMON,
-        says=("was not made from the transform",), folder=run_folder,
-    )  # fmt: skip
+        "eval",
+        "--run",
+        run_folder,
+        "--budget",
+        3,
+        "--model",
+        tiny_llama,
+        "--text",
+        heldout,
+        *COMMON,
+        says=("was not made from the transform",),
+        folder=run_folder,
+    )
 
 
 def test_json_is_one_document(aatc, run_folder, tiny_llama, heldout):

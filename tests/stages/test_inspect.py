@@ -9,23 +9,43 @@ from typing import Any
 import pytest
 import torch
 
+from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
+from aatc_cli.artifacts.files import Run, open_plan
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UnsupportedModelError
-from aatc_cli.evals.schema import Evaluation, write_evaluation
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import load_model_profile, load_recipe
-from aatc_cli.stages.files import Run, open_plan
 from aatc_cli.stages.inspect import Inspection, inspect_path, inspect_plan, inspect_profile, inspect_run
 from aatc_cli.stages.inspect_model import inspect_model
 
 LLAMA = load_model_profile("llama-3.1-8b-instruct")
 EVALUATION = Evaluation(
-    task="kl", recipe="paper", budget="3", model="m", bits=3.0, bits_effective=3.8, ratio=4.2, context=64, text="t",
-    text_sha256="s", windows=1, length=64, stride=64, first_position=0, tokens_scored=63, sinks=4, recent=8, flush=4,
-    kl_mean=0.125, seconds=1.5, device="cpu", dtype="float32", versions={},
-)  # fmt: skip
+    task="kl",
+    recipe="paper",
+    budget="3",
+    model="m",
+    bits=3.0,
+    bits_effective=3.8,
+    ratio=4.2,
+    context=64,
+    text="t",
+    text_sha256="s",
+    windows=1,
+    length=64,
+    stride=64,
+    first_position=0,
+    tokens_scored=63,
+    sinks=4,
+    recent=8,
+    flush=4,
+    kl_mean=0.125,
+    seconds=1.5,
+    device="cpu",
+    dtype="float32",
+    versions={},
+)
 
 
 def shown(inspection: Inspection) -> list[list[str]]:

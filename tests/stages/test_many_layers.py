@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from aatc_cli.artifact import ArtifactWriter, ModelIdentity
+from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity
 from aatc_cli.config import Geometry
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.profiles import dump
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 
 CHANNELS, DIM, ROWS = 256, 64, 32
 FEW, MANY = 8, 48
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 from aatc_cli.config import make_budget
 from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
-from aatc_cli.stages.files import Run
+from aatc_cli.artifacts.files import Run
 from aatc_cli.stages.whiten import whiten
 run = Run(Path(sys.argv[1]))
 whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="identity")
@@ -44,9 +44,14 @@ def make_stats(run: Path, layers: int) -> None:
     """Stats of a model of ``layers`` layers that never was."""
     geometry = Geometry(layers=layers, heads=8, kv_heads=CHANNELS // DIM, head_dim=DIM, hidden_size=512)
     model = ModelIdentity(
-        name="many", revision=None, architecture="llama", config_hash="c" * 64, weights_fingerprint="w" * 64,
-        tokenizer_hash="t" * 64, geometry=geometry,
-    )  # fmt: skip
+        name="many",
+        revision=None,
+        architecture="llama",
+        config_hash="c" * 64,
+        weights_fingerprint="w" * 64,
+        tokenizer_hash="t" * 64,
+        geometry=geometry,
+    )
     samples, length = 4, 128
     settings = CollectSettings(samples=samples, length=length, rows=ROWS)
     tokens = samples * (length - settings.skip_first)
@@ -59,9 +64,8 @@ def make_stats(run: Path, layers: int) -> None:
             for name, tensor in stats.tensors().items():
                 writer.add(f"layers.{layer}.{name}", tensor)
         writer.commit(
-            settings=dump(settings), model=model,
-            results={"windows": samples, "tokens": tokens, "fisher_windows": 0},
-        )  # fmt: skip
+            settings=dump(settings), model=model, results={"windows": samples, "tokens": tokens, "fisher_windows": 0}
+        )
 
 
 def peak(run: Path, layers: int) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
+from aatc_cli.artifacts.files import open_plan
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.schema import read_evaluations, read_measurement
 from aatc_cli.profiles import load_model_profile
-from aatc_cli.stages.files import open_plan
 
 PROFILE = """
 name = "small"
@@ -33,9 +33,25 @@ length = 64
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 2), ("bfloat16", 1)])
 def test_live_bytes_are_predicted_to_the_byte(aatc, run_folder, tiny_llama, dtype, share):
     outcome = aatc(
-        "eval", "--task", "memory", "--run", run_folder, "--model", tiny_llama, "--budget", 3, "--context", 1,
-        "--context", 333, "--batch", 3, "--dtype", dtype, "--json",
-    )  # fmt: skip
+        "eval",
+        "--task",
+        "memory",
+        "--run",
+        run_folder,
+        "--model",
+        tiny_llama,
+        "--budget",
+        3,
+        "--context",
+        1,
+        "--context",
+        333,
+        "--batch",
+        3,
+        "--dtype",
+        dtype,
+        "--json",
+    )
     assert outcome.code == 0, outcome.err
     (result,) = outcome.json
     layout = open_plan(run_folder / "plans" / "paper-3").layout
@@ -68,9 +84,25 @@ def test_a_geometry_alone_is_filled_with_random_vectors(aatc, tmp_path, sliding)
     profile = tmp_path / "small.toml"
     profile.write_text(PROFILE.format(sliding=sliding))
     command = (
-        "eval", "--task", "memory", "--run", tmp_path / "run", "--profile", profile, "--budget", 2.5, "--budget", 1,
-        "--context", 50, "--context", 1000, "--batch", 2, "--json",
-    )  # fmt: skip
+        "eval",
+        "--task",
+        "memory",
+        "--run",
+        tmp_path / "run",
+        "--profile",
+        profile,
+        "--budget",
+        2.5,
+        "--budget",
+        1,
+        "--context",
+        50,
+        "--context",
+        1000,
+        "--batch",
+        2,
+        "--json",
+    )
     outcome = aatc(*command)
     assert outcome.code == 0, outcome.err
     geometry = load_model_profile(str(profile)).geometry
@@ -93,9 +125,19 @@ def test_a_geometry_alone_is_filled_with_random_vectors(aatc, tmp_path, sliding)
 @pytest.mark.slow
 def test_the_headline_of_the_paper(aatc, tmp_path):
     (result,) = aatc(
-        "eval", "--task", "memory", "--run", tmp_path, "--profile", "llama-3.1-8b-instruct", "--budget", 2.5,
-        "--context", 8192, "--json",
-    ).json  # fmt: skip
+        "eval",
+        "--task",
+        "memory",
+        "--run",
+        tmp_path,
+        "--profile",
+        "llama-3.1-8b-instruct",
+        "--budget",
+        2.5,
+        "--context",
+        8192,
+        "--json",
+    ).json
     (row,) = result["rows"]
     # 184 MB of 1.07 GB; random widths cost a little more padding than the paper's
     assert row["bytes_live"] == row["bytes_predicted"]
@@ -107,9 +149,7 @@ def test_what_cannot_be_measured_is_refused(refuses, run_folder, tiny_llama, tin
     task = ("eval", "--task", "memory", "--run", run_folder)
     refuses(*task, "--model", tiny_llama, "--recipe", "fp16", says=("fp16",), folder=run_folder, code=2)
     refuses(*task, "--model", tiny_qwen2, "--budget", 3, says=("the model is not the one",), folder=run_folder)
-    refuses(
-        *task, "--model", tiny_llama, "--budget", 3, "--context", 600, says=("600", "512"), folder=run_folder
-    )  # fmt: skip
+    refuses(*task, "--model", tiny_llama, "--budget", 3, "--context", 600, says=("600", "512"), folder=run_folder)
     profile = (*task, "--profile", "smollm2-135m-instruct")
     refuses(*profile, says=("needs a budget",), folder=run_folder, code=2)
     refuses(*profile, "--recipe", "fp16", "--budget", 2, says=("fp16",), folder=run_folder, code=2)

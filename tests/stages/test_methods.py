@@ -8,21 +8,30 @@ import json
 import pytest
 import torch
 
+from aatc_cli.artifacts.files import Run, load_codecs, open_plan, transform_of
 from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.files import Run, load_codecs, open_plan, transform_of
-from aatc_cli.stages.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.stages.whiten import whiten
 
 # a coarse budget and a fine one of each
 BUDGETS = {
-    "kivi": (2, 6), "kvquant": (1, 4), "palu": (3, 4), "kvtc": (2, 6), "kvtc-global": (2, 6), "oscar": (2, 6),
-    "ratequant": (2, 6), "turboquant": (2, 6), "per-token": (2, 6), "per-channel": (2, 6), "fp8": (8,),
-}  # fmt: skip
+    "kivi": (2, 6),
+    "kvquant": (1, 4),
+    "palu": (3, 4),
+    "kvtc": (2, 6),
+    "kvtc-global": (2, 6),
+    "oscar": (2, 6),
+    "ratequant": (2, 6),
+    "turboquant": (2, 6),
+    "per-token": (2, 6),
+    "per-channel": (2, 6),
+    "fp8": (8,),
+}
 LIBRARIES = {"quanto", "hqq"}
 
 
@@ -34,9 +43,13 @@ def run(tiny_llama, with_gradients, tmp_path_factory) -> Run:
         recipe = load_recipe(name)
         if not found.transform(recipe.transform_name).exists():
             whiten(
-                found, transform_stats=found.stats(), rate_stats=found.stats(), transform=recipe.transform,
-                key_groups=recipe.key_groups, value_groups=recipe.value_groups,
-            )  # fmt: skip
+                found,
+                transform_stats=found.stats(),
+                rate_stats=found.stats(),
+                transform=recipe.transform,
+                key_groups=recipe.key_groups,
+                value_groups=recipe.value_groups,
+            )
     return found
 
 
@@ -96,7 +109,7 @@ def test_reconstructions_are_near_what_goes_in(run):
 
 
 def _rows(run):
-    from aatc_cli.stages.files import load_layer_stats, open_stats
+    from aatc_cli.artifacts.files import load_layer_stats, open_stats
 
     artifact = open_stats(run.stats())
     found = []

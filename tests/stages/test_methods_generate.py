@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.files import Run
 from aatc_cli.evals.benchmark import BenchmarkResult
-from aatc_cli.evals.schema import read_measurement
+from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.runtime.contenders import Simulated
 from aatc_cli.stages import ruler as ruler_stage
-from aatc_cli.stages.files import Run
 from aatc_cli.stages.ruler import RulerSettings, ruler
-from aatc_cli.stages.study_methods import Methods
-from aatc_cli.stages.subjects import EvalOptions
-from aatc_cli.studies import Study
+from aatc_cli.studies.definition import Study
+from aatc_cli.studies.methods import Methods
 
 # no essay and no long instruction: the shortest prompts there are
 CONTEXT, SUBTASK = 1024, "niah_single_1"
@@ -39,7 +39,7 @@ def test_a_published_method_generates(name, run, model, monkeypatch):
     bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0}.get(name, 2.0)
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": name, "budgets": [bits]}], "tasks": [{"task": "gsm8k"}]}
-    )  # fmt: skip
+    )
     [contestant] = Methods(run).contestants(study)
     if contestant.subject is None and recipe.quantizer in ("quanto", "hqq"):
         pytest.skip(contestant.row.reason)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.evals.schema import read_evaluations
+from aatc_cli.artifacts.evaluation import read_evaluations
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 
@@ -19,10 +19,7 @@ DEVICES = torch.cuda.device_count()
 # gradients flow back through sums that a GPU takes in no fixed order, in the model's float32
 GRADIENTS = 1e-5
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices, torch sees {DEVICES}"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices, torch sees {DEVICES}")]
 
 
 @pytest.fixture

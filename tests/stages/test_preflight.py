@@ -26,10 +26,15 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {}), ("qwen2", {}), ("phi3", {"pad_token_id": 0}), ("gemma3_text", MIXED),
-        ("gpt_neox", {"num_key_value_heads": 4}), ("qwen3_moe", EXPERTS), ("llama", {"tie_word_embeddings": True}),
+        ("llama", {}),
+        ("qwen2", {}),
+        ("phi3", {"pad_token_id": 0}),
+        ("gemma3_text", MIXED),
+        ("gpt_neox", {"num_key_value_heads": 4}),
+        ("qwen3_moe", EXPERTS),
+        ("llama", {"tie_word_embeddings": True}),
     ],
-)  # fmt: skip
+)
 def test_operations_are_those_that_torch_counts(family: str, changes: dict[str, Any], new_model, tmp_path) -> None:
     source = find_model(str(new_model(tmp_path / "m", family=family, **changes)))
     config = load_config(source)

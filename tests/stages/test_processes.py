@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aatc_cli.errors import AatcError
-from aatc_cli.stages import processes as module
-from aatc_cli.stages.processes import Processes, joined
+from aatc_cli.stages.collecting import processes as module
+from aatc_cli.stages.collecting.processes import Processes, joined
 
 # 97 rows are shared unevenly; 4096 are more than there are tokens, so that every row is kept
 ROWS = [97, pytest.param(4096, marks=pytest.mark.slow)]
@@ -36,11 +36,11 @@ def test_two_processes_collect_what_one_does(
 def test_a_checkpoint_of_one_process_is_refused(
     torchrun: Any, tiny_llama: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from aatc_cli.artifacts.files import Run
     from aatc_cli.models.loading import find_model
     from aatc_cli.profiles import TextMixture
     from aatc_cli.stages import collect as stage
-    from aatc_cli.stages.collect_settings import CollectSettings
-    from aatc_cli.stages.files import Run
+    from aatc_cli.stages.collecting.settings import CollectSettings
 
     settings = CollectSettings(samples=4, length=64)
     mixture = TextMixture(sources=[str(corpus)], samples=4, length=64)

@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 
+from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.schema import write_evaluation
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
 from aatc_cli.stages.inspect import inspect_path
 from aatc_cli.stages.result_tables import benchmark_table, read_result
 
 OF = {
-    "recipe": "paper", "budget": "2", "model": "m", "plan": "a" * 64, "bits": 2.0, "seconds": 1.5, "device": "cpu",
-    "dtype": "float32", "versions": {},
-}  # fmt: skip
+    "recipe": "paper",
+    "budget": "2",
+    "model": "m",
+    "plan": "a" * 64,
+    "bits": 2.0,
+    "seconds": 1.5,
+    "device": "cpu",
+    "dtype": "float32",
+    "versions": {},
+}
 
 
 @pytest.mark.parametrize("task", ["memory", "speed"])
@@ -41,9 +48,15 @@ def test_inspect_prints_what_eval_did(aatc: Any, run_folder: Path, tiny_llama: P
 
 def row(subtask: str, score: float, stderr: float | None) -> BenchmarkRow:
     return BenchmarkRow(
-        subtask=subtask, context=1024, metric="exact", score=score, stderr=stderr, samples=20, prompts_sha256="p",
+        subtask=subtask,
+        context=1024,
+        metric="exact",
+        score=score,
+        stderr=stderr,
+        samples=20,
+        prompts_sha256="p",
         seconds=1.0,
-    )  # fmt: skip
+    )
 
 
 def test_a_benchmark(tmp_path: Path) -> None:
@@ -53,8 +66,10 @@ def test_a_benchmark(tmp_path: Path) -> None:
     measured, fields = inspection.tables
     assert measured.columns == ["subtask", "context", "samples", "paper-2"]
     assert measured.rows == [
-        ["niah", "1024", "20", "85.0 ± 8.0"], ["vt", "1024", "20", "25.0"], ["mean", "1024", "", "55.0"],
-    ]  # fmt: skip
+        ["niah", "1024", "20", "85.0 ± 8.0"],
+        ["vt", "1024", "20", "25.0"],
+        ["mean", "1024", "", "55.0"],
+    ]
     assert ["benchmark", "ruler"] in fields.rows
     plain = {"recipe": "fp16", "budget": None, "plan": None, "rows": [row("vt", 0.9, 0.1)]}
     reference = result.model_copy(update=plain)
@@ -65,11 +80,19 @@ def test_a_benchmark(tmp_path: Path) -> None:
 def test_stability(tmp_path: Path) -> None:
     rows = [
         StabilityRow(
-            stats=name, stats_digest="d", calibration=["c"], text="t", text_sha256="s", bits=2.0, kl_mean=kl,
-            kl_stderr=0.01, predicted=0.1, predicted_elsewhere=None,
+            stats=name,
+            stats_digest="d",
+            calibration=["c"],
+            text="t",
+            text_sha256="s",
+            bits=2.0,
+            kl_mean=kl,
+            kl_stderr=0.01,
+            predicted=0.1,
+            predicted_elsewhere=None,
         )
         for name, kl in (("one", 0.1), ("two", 0.2))
-    ]  # fmt: skip
+    ]
     result = StabilityResult(length=64, first_position=32, windows=[1], rows=rows, kl_spread={"t": 2.0}, **OF)
     [measured, _] = inspect_path(write_evaluation(tmp_path, result), 8192).tables
     assert measured.rows == [
@@ -84,10 +107,13 @@ def test_stability(tmp_path: Path) -> None:
         ('{"schema_version": 1, "task": "memory"}', "is not a valid evaluation"),
         ('{"schema_version": 1, "task": "other"}', "is not a valid evaluation"),
         ('{"schema_version": 1, "task": ["memory"]}', "is not a valid evaluation"),
-        ('{"task": "memory"}', "has schema version None"), ("[1]", "is not a valid evaluation"),
-        ("{", "cannot be read"), ("[" * 100_000, "cannot be read"), ("\x00", "cannot be read"),
+        ('{"task": "memory"}', "has schema version None"),
+        ("[1]", "is not a valid evaluation"),
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("\x00", "cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_result(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "memory.paper-2.json"
     path.write_text(content, "utf-8")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import aatc_cli
+from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
-from aatc_cli.evals.schema import Measurement, read_evaluations, read_measurement
 from aatc_cli.stages import ruler
 
 ASKED = ("--task", "ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
@@ -65,8 +65,21 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
     assert again.json == first.json
     assert again.err.count("is there already, nothing to do") == 2
     monkeypatch.undo()
-    other = aatc("eval", *ASKED[:4], "--limit", 1, "--subtask", "niah_single_1", "--model", model, "--run", plan_run,
-                 "--recipe", "fp16", "--json")  # fmt: skip
+    other = aatc(
+        "eval",
+        *ASKED[:4],
+        "--limit",
+        1,
+        "--subtask",
+        "niah_single_1",
+        "--model",
+        model,
+        "--run",
+        plan_run,
+        "--recipe",
+        "fp16",
+        "--json",
+    )
     assert other.code == 0, other.err
     assert [row["samples"] for row in other.json[0]["rows"]] == [1]
     table = aatc(*everyone, "--budget", 3)
@@ -75,8 +88,25 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
 
 
 def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatch):
-    many = ("eval", "--task", "ruler", "--context", 1024, "--limit", 1, "--subtask", "niah_*key_3",
-            "--subtask", "niah_single_1", "--model", model, "--run", plan_run, "--recipe", "fp16")  # fmt: skip
+    many = (
+        "eval",
+        "--task",
+        "ruler",
+        "--context",
+        1024,
+        "--limit",
+        1,
+        "--subtask",
+        "niah_*key_3",
+        "--subtask",
+        "niah_single_1",
+        "--model",
+        model,
+        "--run",
+        plan_run,
+        "--recipe",
+        "fp16",
+    )
     rows = ruler._Bench.rows
 
     def stop_later(self, job, subjects, batch):
@@ -109,8 +139,26 @@ def test_what_cannot_be_asked(refuses, model, plan_run):
 
 @pytest.mark.real
 def test_smollm2_finds_the_needle(real_model_path, aatc, tmp_path):
-    asked = aatc("eval", "--task", "ruler", "--context", 512, "--limit", 2, "--subtask", "niah_single_1", "--batch", 2,
-                 "--model", real_model_path, "--run", tmp_path / "run", "--recipe", "fp16", "--json")  # fmt: skip
+    asked = aatc(
+        "eval",
+        "--task",
+        "ruler",
+        "--context",
+        512,
+        "--limit",
+        2,
+        "--subtask",
+        "niah_single_1",
+        "--batch",
+        2,
+        "--model",
+        real_model_path,
+        "--run",
+        tmp_path / "run",
+        "--recipe",
+        "fp16",
+        "--json",
+    )
     assert asked.code == 0, asked.err
     assert asked.json[0]["rows"][0]["score"] == 1.0
     assert asked.json[0]["rows"][0]["stderr"] == 0.0
@@ -124,8 +172,9 @@ def test_every_field_is_documented():
 
 
 def row(score, stderr, samples=4):
-    return BenchmarkRow(subtask="vt", context=9, metric="m", score=score, stderr=stderr, samples=samples,
-                        prompts_sha256="", seconds=0.0)  # fmt: skip
+    return BenchmarkRow(
+        subtask="vt", context=9, metric="m", score=score, stderr=stderr, samples=samples, prompts_sha256="", seconds=0.0
+    )
 
 
 def test_two_standard_errors_decide():
@@ -140,8 +189,26 @@ def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeyp
     scores = iter([1.0, 0.0, 0.25, 0.25])
     monkeypatch.setattr(ruler, "score", lambda *a: next(scores))
     monkeypatch.setattr(ruler, "generate", lambda m, k, batch, contenders, *a: [[[1]] * batch.ids.shape[0]])
-    asked = aatc("eval", "--task", "ruler", "--context", 1024, "--limit", 4, "--subtask", "niah_single_1", "--batch", 3,
-                 "--model", model, "--run", plan_run, "--recipe", "fp16", "--json")  # fmt: skip
+    asked = aatc(
+        "eval",
+        "--task",
+        "ruler",
+        "--context",
+        1024,
+        "--limit",
+        4,
+        "--subtask",
+        "niah_single_1",
+        "--batch",
+        3,
+        "--model",
+        model,
+        "--run",
+        plan_run,
+        "--recipe",
+        "fp16",
+        "--json",
+    )
     found = asked.json[0]["rows"][0]
     assert found["score"] == 0.375
     # by hand: deviations 0.625, -0.375, -0.125, -0.125; their squares sum to 0.5625

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aatc_cli.evals.schema import read_evaluations, read_measurement
+from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
+from aatc_cli.artifacts.files import open_plan
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.stages.files import open_plan
 
 TASK = ("eval", "--task", "speed", "--budget", 3, "--repeats", 2)
 
@@ -24,9 +24,11 @@ def test_every_part_and_size_beside_the_model_s_own_cache(aatc, command, run_fol
     (result,) = outcome.json
     assert [(r["context"], r["batch"], r["part"], r["backend"]) for r in result["rows"]] == [
         (context, batch, part, backend)
-        for context in (20, 300) for batch in (1, 2) for part in ("prefill", "decode")
+        for context in (20, 300)
+        for batch in (1, 2)
+        for part in ("prefill", "decode")
         for backend in ("uncompressed", "torch")
-    ]  # fmt: skip
+    ]
     layout = open_plan(run_folder / "plans" / "paper-3").layout
     for row in result["rows"]:
         assert 0 < row["milliseconds_low"] <= row["milliseconds"] <= row["milliseconds_high"]
@@ -67,6 +69,4 @@ def test_what_cannot_be_timed_is_refused(refuses, run_folder, tiny_llama, tiny_q
     task = ("eval", "--task", "speed", "--run", run_folder)
     refuses(*task, "--model", tiny_llama, "--recipe", "fp16", says=("fp16",), folder=run_folder, code=2)
     refuses(*task, "--model", tiny_qwen2, "--budget", 3, says=("the model is not the one",), folder=run_folder)
-    refuses(
-        *task, "--model", tiny_llama, "--budget", 3, "--context", 500, says=("597", "512"), folder=run_folder
-    )  # fmt: skip
+    refuses(*task, "--model", tiny_llama, "--budget", 3, "--context", 500, says=("597", "512"), folder=run_folder)

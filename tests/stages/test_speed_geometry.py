@@ -9,31 +9,36 @@ from typing import Any
 import pytest
 import torch
 
+from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
+from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_measurement, write_evaluation
+from aatc_cli.evals.bench import geometry as speed_geometry
+from aatc_cli.evals.bench import whole_model as speed_whole
+from aatc_cli.evals.bench.attention import Timing
+from aatc_cli.evals.bench.geometry import measure_geometry, speed_rows
+from aatc_cli.evals.bench.model_steps import InPlaceState, full_state
+from aatc_cli.evals.bench.packed import PackedBench
+from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
+from aatc_cli.evals.bench.synthetic import synthetic_tables
+from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
 from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused import FusedState
-from aatc_cli.runtime.kernels.bench import Timing
-from aatc_cli.runtime.kernels.model_bench import InPlaceState, full_state
-from aatc_cli.runtime.kernels.roofline import DeviceRates, TileWork
-from aatc_cli.runtime.kernels.synthetic import synthetic_tables
-from aatc_cli.runtime.packed_bench import PackedBench
-from aatc_cli.stages import speed_geometry, speed_whole
-from aatc_cli.stages.files import Run
 from aatc_cli.stages.report import make_report
 from aatc_cli.stages.result_tables import speed_memory_table, speed_table
-from aatc_cli.stages.speed_geometry import measure_geometry, speed_rows
-from aatc_cli.stages.speed_whole import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
-from aatc_cli.stages.subjects import EvalOptions
 
 GEOMETRY = Geometry(layers=3, heads=8, kv_heads=4, head_dim=64, hidden_size=64)
 PROFILE = ModelProfile(
-    name="small", model="o/small", geometry=GEOMETRY, context=4096, head_groups=2,
+    name="small",
+    model="o/small",
+    geometry=GEOMETRY,
+    context=4096,
+    head_groups=2,
     calibration=Calibration(rates=TextMixture(sources=["builtin:python-docs"], samples=1, length=64)),
-)  # fmt: skip
+)
 WINDOW = Window(sinks=4, recent=128, flush=64)
 CPU = torch.device("cpu")
 RATES = DeviceRates(bytes=1e9, instructions=2e9, multiply_adds=4e9)
@@ -61,11 +66,14 @@ class FakeBench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
     """A machine whose GPU is made of stand-ins."""
     for name, value in {
-        "fused_available": lambda: True, "device_rates": lambda device: RATES, "device_name": lambda device: "a GPU",
-        "FusedBench": FakeBench, "peer_timings": lambda *_: ([Timing("flashinfer", [1.0, 1.5, 2.0], 1000)], {}),
+        "fused_available": lambda: True,
+        "device_rates": lambda device: RATES,
+        "device_name": lambda device: "a GPU",
+        "FusedBench": FakeBench,
+        "peer_timings": lambda *_: ([Timing("flashinfer", [1.0, 1.5, 2.0], 1000)], {}),
         "sdpa_timings": lambda *_: [Timing("sdpa-flash-packed", [4.0, 4.0, 4.0], 1000)],
         "float8_timing": lambda *_: (Timing("float8-triton", [2.5, 2.5, 2.5], 510), 0.001, "float16 64"),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(speed_geometry, name, value)
     monkeypatch.setattr(FakeBench, "error", 0.005)
     return FakeBench
@@ -98,8 +106,9 @@ def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkey
     monkeypatch.setattr(speed_geometry, "peer_timings", lambda *_: ([], {"flashinfer": "no whole pages"}))
     result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
     assert result.left_out == {
-        "float8-triton at 1 x 1412": "Triton is not installed", "flashinfer at 1 x 1412": "no whole pages"
-    }  # fmt: skip
+        "float8-triton at 1 x 1412": "Triton is not installed",
+        "flashinfer at 1 x 1412": "no whole pages",
+    }
     assert [row.backend for row in result.rows] == ["sdpa-flash-packed", "fused"]
 
 
@@ -197,9 +206,17 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
 
     def memory(backend: str) -> Any:
         return speed_whole.SpeedMemory(
-            context=500, batch=2, backend=backend, peak_bytes=30, weight_bytes=20, law_bytes=5, live_bytes=5,
-            static_bytes=3, buffer_bytes=1, ratio=1.2,
-        )  # fmt: skip
+            context=500,
+            batch=2,
+            backend=backend,
+            peak_bytes=30,
+            weight_bytes=20,
+            law_bytes=5,
+            live_bytes=5,
+            static_bytes=3,
+            buffer_bytes=1,
+            ratio=1.2,
+        )
 
     def theirs(*_: Any) -> Any:
         order.append("uncompressed")
@@ -214,17 +231,22 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
         return spec
 
     for name, value in {
-        "random_llama": lambda *_: torch.nn.Linear(1, 1), "uncompressed_steps": theirs, "fused_steps": ours,
+        "random_llama": lambda *_: torch.nn.Linear(1, 1),
+        "uncompressed_steps": theirs,
+        "fused_steps": ours,
         "synthetic_spec": spec_of,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(speed_geometry, name, value)
     result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, whole=True)
     # tables of the fused cache are no part of what an uncompressed one takes
     assert order == ["uncompressed", "uncompressed", "tables", "fused", "fused"]
     decode = [row for row in result.rows if row.part == "decode"]
     assert [(row.context, row.backend, row.ratio) for row in decode] == [
-        (500, "sdpa-flash", 1), (500, "fused", 0.5), (600, "sdpa-flash", 1), (600, "fused", 0.5)
-    ]  # fmt: skip
+        (500, "sdpa-flash", 1),
+        (500, "fused", 0.5),
+        (600, "sdpa-flash", 1),
+        (600, "fused", 0.5),
+    ]
     assert [row.backend for row in result.memory] == ["sdpa-flash", "fused"] * 2
     table = speed_memory_table([result])
     assert table.rows[1] == ["synthetic-2", "500", "2", "fused", *["0.0"] * 6, "1.2"]
@@ -235,9 +257,17 @@ def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pyt
     run = Run(tmp_path)
     result = measure_geometry(run, PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
     row = speed_whole.SpeedMemory(
-        context=500, batch=2, backend="fused", peak_bytes=30_000_000, weight_bytes=20, law_bytes=5, live_bytes=5,
-        static_bytes=3, buffer_bytes=1, ratio=1.25,
-    )  # fmt: skip
+        context=500,
+        batch=2,
+        backend="fused",
+        peak_bytes=30_000_000,
+        weight_bytes=20,
+        law_bytes=5,
+        live_bytes=5,
+        static_bytes=3,
+        buffer_bytes=1,
+        ratio=1.25,
+    )
     other = result.model_copy(update={"device": "another GPU", "budget": "3", "memory": [row]})
     write_evaluation(run.evals, other)
     files = make_report(run)

@@ -9,21 +9,25 @@ from typing import Any
 import pytest
 import torch
 
+from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_measurement
 from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.stages import speed_offline
-from aatc_cli.stages.files import Run
-from aatc_cli.stages.speed_offline import OfflineBench, measure_offline
-from aatc_cli.stages.subjects import EvalOptions
+from aatc_cli.studies.definition import offline_speed as speed_offline
+from aatc_cli.studies.offline_speed import OfflineBench, measure_offline
 
 GEOMETRY = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
 PROFILE = ModelProfile(
-    name="small", model="o/small", geometry=GEOMETRY, context=512, head_groups=1,
+    name="small",
+    model="o/small",
+    geometry=GEOMETRY,
+    context=512,
+    head_groups=1,
     calibration=Calibration(rates=TextMixture(sources=["builtin:python-docs"], samples=1, length=64)),
-)  # fmt: skip
+)
 CPU = torch.device("cpu")
 
 
@@ -37,12 +41,17 @@ def test_every_part_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
     assert read_measurement(tmp_path / "evals" / "speed.offline-stages.json", SpeedResult) == result
     assert (result.synthetic, result.absolute, result.left_out) == (True, False, {})
     assert [(row.part, row.context, row.batch, row.backend) for row in result.rows] == [
-        *(("collect", *size, name) for size in ((144, 1), (160, 2)) for name in
-          ("uncompressed", "statistics", "gradients")),
+        *(
+            ("collect", *size, name)
+            for size in ((144, 1), (160, 2))
+            for name in ("uncompressed", "statistics", "gradients")
+        ),
         # rows of two windows of 140 tokens each
-        ("whiten", 280, 3, "whiten, command"), ("whiten", 280, 3, "metric, command"),
-        ("whiten", 280, 2, "whiten, cpu"), ("whiten", 280, 2, "metric, cpu"),
-    ]  # fmt: skip
+        ("whiten", 280, 3, "whiten, command"),
+        ("whiten", 280, 3, "metric, command"),
+        ("whiten", 280, 2, "whiten, cpu"),
+        ("whiten", 280, 2, "metric, cpu"),
+    ]
     assert all(0 < row.milliseconds_low <= row.milliseconds <= row.milliseconds_high for row in result.rows)
     assert [row.ratio for row in result.rows if row.backend == "uncompressed"] == [1.0, 1.0]
     told = capsys.readouterr().err

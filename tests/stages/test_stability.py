@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.files import Run, load_layer_stats, open_plan, open_stats, transform_of
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.evals.schema import read_measurement
 from aatc_cli.evals.stability import StabilityResult, spread
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.files import Run, load_layer_stats, open_plan, open_stats, transform_of
 from aatc_cli.stages.report import make_report
-from aatc_cli.stages.stability import stability
-from aatc_cli.stages.subjects import EvalOptions, Subject
+from aatc_cli.studies.stability import stability
 
 SETTINGS = EvalSettings("kl", length=48, limit=2, first=16)
 BUDGET = make_budget(bits=2.5)
@@ -60,8 +60,11 @@ def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, c
     texts = [str(corpus), str(calibration_texts)]
     result = compare(run, tiny_llama, "ab", texts, recipe())
     assert [(row.stats, row.text) for row in result.rows] == [
-        ("a", "corpus.txt"), ("b", "corpus.txt"), ("a", "numbers.txt"), ("b", "numbers.txt"),
-    ]  # fmt: skip
+        ("a", "corpus.txt"),
+        ("b", "corpus.txt"),
+        ("a", "numbers.txt"),
+        ("b", "numbers.txt"),
+    ]
     for name in "ab":
         plan = open_plan(run.root / "stability" / name / "plans" / "loss-aware-2.5")
         subject = Subject(plan.recipe, plan)
@@ -102,8 +105,9 @@ def test_other_gradients_price_the_same_noise(run: Run, tiny_llama: Path, corpus
 def test_without_gradients_there_is_no_prediction(run: Run, tiny_llama: Path, corpus: Path) -> None:
     result = compare(run, tiny_llama, "ac", [str(corpus)], recipe("var-only", protect=load_recipe("uniform").protect))
     assert [(row.predicted is None, row.predicted_elsewhere is None) for row in result.rows] == [
-        (False, True), (True, False),
-    ]  # fmt: skip
+        (False, True),
+        (True, False),
+    ]
     with pytest.raises(ArtifactError, match="holds no loss gradients"):
         compare(run, tiny_llama, "ac", [str(corpus)], recipe())
 

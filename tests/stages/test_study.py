@@ -9,28 +9,28 @@ import tomllib
 
 import pytest
 
-from aatc_cli.artifact import open_artifact
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.evaluation import read_evaluation
+from aatc_cli.artifacts.files import Run, load_energies
+from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.schema import read_evaluation
-from aatc_cli.evals.study import StudyCell, StudyResult, StudyRow, read_study, study_path
+from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models import loading
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages import evaluate as evaluate_stage
-from aatc_cli.stages import study as study_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Run, load_energies
-from aatc_cli.stages.matching import Matcher
-from aatc_cli.stages.study import StudyChoices, run_study
-from aatc_cli.stages.study_methods import Methods
-from aatc_cli.stages.subjects import EvalOptions
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
-from aatc_cli.studies import Study, StudyMethod, StudyTask, load_study
+from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
+from aatc_cli.studies.definition import run as study_stage
+from aatc_cli.studies.matching import Matcher
+from aatc_cli.studies.methods import Methods
+from aatc_cli.studies.run import StudyChoices, run_study
 
 STUDY = """
 name = "small"
@@ -215,8 +215,9 @@ def test_what_cannot_be_derived_says_why(tiny_llama, corpus, base_run, tmp_path,
         'recipe = "fp16"\n', 'recipe = "fp16"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\nstats = "few"\n'
     )
     study_file.write_text(text, encoding="utf-8")
-    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus,
-                   "--json")  # fmt: skip
+    outcome = aatc(
+        "eval", "--study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus, "--json"
+    )
     assert outcome.code == 1
     reasons = {row["name"]: row["reason"] for row in outcome.json["rows"]}
     assert "no loss gradients" in reasons["palu-2.8"] or "transform holds none" in reasons["palu-2.8"]
@@ -235,8 +236,9 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
     collect(run, "few", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
     study_file.write_text(
         'name = "calibration"\nsummary = "s"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\n\n[[methods]]\n'
-        'recipe = "paper"\nbudgets = [3]\nstats = "few"\n\n[[tasks]]\ntask = "kl"\nlength = 224\nlimit = 1\n', "utf-8"
-    )  # fmt: skip
+        'recipe = "paper"\nbudgets = [3]\nstats = "few"\n\n[[tasks]]\ntask = "kl"\nlength = 224\nlimit = 1\n',
+        "utf-8",
+    )
     outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 0, outcome.err
     files = [cell["file"] for cell in outcome.json["cells"]]
@@ -247,13 +249,28 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
     assert set(inputs.values()) == {open_artifact(run.stats("few"), "stats").manifest.digest}
 
 
-@pytest.mark.parametrize(("name", "target"), [("paper", 3.9), ("uniform", 3.0), ("kvtc", 2.5), ("ratequant", 4.6),
-                                              ("loss-aware-fused", 2.2), ("kvtc-global", 2.7)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("paper", 3.9),
+        ("uniform", 3.0),
+        ("kvtc", 2.5),
+        ("ratequant", 4.6),
+        ("loss-aware-fused", 2.2),
+        ("kvtc-global", 2.7),
+    ],
+)
 def test_effective_bits_are_as_near_as_any_budget_comes(run, name, target):
     """Against every budget in thousandths, one after another, and bytes counted from the breakdown."""
     recipe = load_recipe(name)
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform=recipe.transform,
-           key_groups=recipe.key_groups, value_groups=recipe.value_groups)  # fmt: skip
+    whiten(
+        run,
+        transform_stats=run.stats(),
+        rate_stats=run.stats(),
+        transform=recipe.transform,
+        key_groups=recipe.key_groups,
+        value_groups=recipe.value_groups,
+    )
     transform = open_artifact(run.transform(recipe.transform_name), "transform")
     energies = load_energies(transform)
 
@@ -265,8 +282,11 @@ def test_effective_bits_are_as_near_as_any_budget_comes(run, name, target):
         return _packed_bits(layout)
 
     found = bits_at(Matcher.of(transform, recipe).budget(target).value)
-    scanned = [bits for step in range(int(1000 * target) - 1200, int(1000 * target) + 300, 4)
-               if (bits := bits_at(step / 1000)) is not None]  # fmt: skip
+    scanned = [
+        bits
+        for step in range(int(1000 * target) - 1200, int(1000 * target) + 300, 4)
+        if (bits := bits_at(step / 1000)) is not None
+    ]
     nearest = min(abs(bits - target) for bits in scanned)
     # a budget within half a thousandth of a bit ends the search
     assert abs(found - target) <= max(nearest, 0.0005)
@@ -282,10 +302,18 @@ def _packed_bits(layout: CacheLayout) -> float:
 
 def test_packed_bits_are_the_slope_of_the_byte_law(run):
     study = Study.model_validate(
-        {"name": "s", "summary": "s", "tasks": [{"task": "kl"}],
-         "methods": [{"recipe": "paper", "budgets": [3.0, 3.3]}, {"recipe": "kivi", "budgets": [2.0, 4.0]},
-                     {"recipe": "kvquant", "budgets": [2.0]}, {"recipe": "oscar", "budgets": [2.0]}]}
-    )  # fmt: skip
+        {
+            "name": "s",
+            "summary": "s",
+            "tasks": [{"task": "kl"}],
+            "methods": [
+                {"recipe": "paper", "budgets": [3.0, 3.3]},
+                {"recipe": "kivi", "budgets": [2.0, 4.0]},
+                {"recipe": "kvquant", "budgets": [2.0]},
+                {"recipe": "oscar", "budgets": [2.0]},
+            ],
+        }
+    )
     for contestant in Methods(run).contestants(study):
         assert contestant.subject is not None, contestant.row.reason
         layout = contestant.subject.plan.layout
@@ -298,7 +326,7 @@ def test_what_no_budget_mends_says_why(base_run, tmp_path):
     shutil.copytree(base_run / "stats", tmp_path / "run" / "stats")
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "effective": [2.0]}], "tasks": [{"task": "kl"}]}
-    )  # fmt: skip
+    )
     [contestant] = Methods(Run(tmp_path / "run")).contestants(study)
     assert contestant.subject is None
     assert "ranks by loss gradients" in contestant.row.reason
@@ -306,9 +334,13 @@ def test_what_no_budget_mends_says_why(base_run, tmp_path):
 
 def test_one_width_takes_the_nearest_of_its_widths(run):
     study = Study.model_validate(
-        {"name": "s", "summary": "s", "methods": [{"recipe": "kivi", "effective": [2.4, 2.6, 3.2]}],
-         "tasks": [{"task": "kl"}]}
-    )  # fmt: skip
+        {
+            "name": "s",
+            "summary": "s",
+            "methods": [{"recipe": "kivi", "effective": [2.4, 2.6, 3.2]}],
+            "tasks": [{"task": "kl"}],
+        }
+    )
     rows = [contestant.row for contestant in Methods(run).contestants(study)]
     # 2.6 and 3.2 come to the same plan, which is one row
     assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
@@ -336,19 +368,31 @@ def test_packaged_studies_name_recipes_and_budgets_that_are_there():
         ("budgets = [2]", "budgets = [20]", "less than or equal to 16"),
         ('recipe = "kivi"', 'recipe = "kiwi"', "no recipe named 'kiwi'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_study_is_refused(refuses, tiny_llama, corpus, run, study_file, old, new, says):
     study_file.write_text(STUDY.replace(old, new, 1), encoding="utf-8")
-    refuses("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus,
-            says=(says,), folder=run.root)  # fmt: skip
+    refuses(
+        "eval",
+        "--study",
+        study_file,
+        "--model",
+        tiny_llama,
+        "--run",
+        run.root,
+        "--text",
+        corpus,
+        says=(says,),
+        folder=run.root,
+    )
 
 
 def test_options_that_a_study_has_itself_are_refused(refuses, tiny_llama, run, study_file):
     common = ("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root)
     refuses(*common, "--budget", 2, says=("--budget",), folder=run.root, code=2)
     refuses(*common, "--recipe", "hqq", says=("no recipe 'hqq'",), folder=run.root, code=2)
-    refuses("eval", "--study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",),
-            folder=run.root)  # fmt: skip
+    refuses(
+        "eval", "--study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root
+    )
 
 
 def test_models_are_kept_within_the_block_alone(tiny_llama):
@@ -364,7 +408,7 @@ def test_models_are_kept_within_the_block_alone(tiny_llama):
 def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}]}
-    )  # fmt: skip
+    )
     choices = StudyChoices(texts=(str(corpus),), length=150, limit=2)
     result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
     found = read_evaluation(run.root / result.cells[0].file)
@@ -397,4 +441,8 @@ def test_parts_of_a_study_add_up(studied, run, monkeypatch):
     assert outcome.code == 0, outcome.err
     assert [row["name"] for row in outcome.json["rows"]] == ["fp16", "kivi-2"]
     assert sorted((cell["row"], cell["task"]) for cell in outcome.json["cells"]) == [
-        ("fp16", "kl"), ("fp16", "perplexity"), ("kivi-2", "kl"), ("kivi-2", "perplexity")]  # fmt: skip
+        ("fp16", "kl"),
+        ("fp16", "perplexity"),
+        ("kivi-2", "kl"),
+        ("kivi-2", "perplexity"),
+    ]

@@ -11,24 +11,32 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from aatc_cli.artifacts.files import (
+    Plan,
+    Run,
+    load_codecs,
+    load_layer_stats,
+    load_rated_codecs,
+    open_stats,
+    transform_of,
+)
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import bin_edges
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.files import Plan, Run, load_codecs, load_layer_stats, load_rated_codecs, open_stats, transform_of
 from aatc_cli.stages.inspect import inspect_plan
-from aatc_cli.stages.stability import stability
-from aatc_cli.stages.subjects import EvalOptions, Subject
 from aatc_cli.stages.whiten import whiten
+from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
@@ -114,8 +122,10 @@ def test_plan_has_classes_at_the_mean_budget(run: Run, plan: Plan) -> None:
     assert plan.classes.thresholds.shape == (4, 2)
     by_hand = sum(
         plan.classes.shares[layer, k] * sum(plan.class_bits(k)[layer][side])
-        for layer in range(4) for k in range(3) for side in SIDES
-    ) / (2 * 4 * 32)  # fmt: skip
+        for layer in range(4)
+        for k in range(3)
+        for side in SIDES
+    ) / (2 * 4 * 32)
     assert plan.mean_bits == pytest.approx(by_hand)
     assert 1.98 < by_hand <= 2.0
     means = [sum(sum(layer[side]) for layer in plan.class_bits(k) for side in SIDES) for k in range(3)]
@@ -176,10 +186,20 @@ def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Pat
         pass
     for task, says in (("memory", "3 rates"), ("speed", "3 rates"), ("distortion", "several rates")):
         refuses(
-            "eval", "--run", run.root, "--task", task, "--model", tiny_llama, "--plan", plan.artifact.path,
+            "eval",
+            "--run",
+            run.root,
+            "--task",
+            task,
+            "--model",
+            tiny_llama,
+            "--plan",
+            plan.artifact.path,
             *(("--context", "64") if task in ("memory", "speed") else ("--text", corpus, "--length", "48")),
-            says=(says,), folder=run.root / "plans", code=2 if task == "distortion" else 1,
-        )  # fmt: skip
+            says=(says,),
+            folder=run.root / "plans",
+            code=2 if task == "distortion" else 1,
+        )
 
 
 def test_stats_without_what_tokens_received_are_refused(tiny_llama, corpus, tmp_path, monkeypatch) -> None:
@@ -214,9 +234,15 @@ def test_recipes_that_do_not_fit_together(changes, says) -> None:
 def test_stability_compares_plans_with_classes(run: Run, tiny_llama: Path, corpus: Path) -> None:
     gather(run, tiny_llama, corpus, "other", seed=1)
     result = stability(
-        run, find_model(str(tiny_llama)), recipe(), make_budget(bits=2.0), [run.stats("stats"), run.stats("other")],
-        [str(corpus)], KL, EvalOptions(),
-    )  # fmt: skip
+        run,
+        find_model(str(tiny_llama)),
+        recipe(),
+        make_budget(bits=2.0),
+        [run.stats("stats"), run.stats("other")],
+        [str(corpus)],
+        KL,
+        EvalOptions(),
+    )
     own = allocate(run, recipe(), [make_budget(bits=2.0)])[0].artifact.manifest.results["predicted"]
     # the plan's own forecast shrinks the metric, this one does not
     assert result.rows[0].predicted == pytest.approx(sum(own.values()), rel=0.3)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifact import TENSORS, Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.artifact import TENSORS, Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collect_settings import CollectSettings
-from aatc_cli.stages.files import Run, load_layer_stats, open_stats
+from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 HEADS, DIM, CHANNELS = 2, 16, 32
@@ -141,8 +141,9 @@ def test_matrices_from_one_collection_and_rates_from_the_other(two_stats: Path, 
         assert close(torch.diagonal(encode.T @ outer @ encode) / rates.count, mixed["variance"], 1e-5)
         assert not close(mixed["variance"], other["variance"], 1e-3)
     assert both.manifest.inputs == {
-        "transform_stats": open_stats(b).manifest.digest, "rate_stats": open_stats(a).manifest.digest,
-    }  # fmt: skip
+        "transform_stats": open_stats(b).manifest.digest,
+        "rate_stats": open_stats(a).manifest.digest,
+    }
 
 
 def test_the_same_stats_give_the_same_digest(base_run: Path, tmp_path: Path) -> None:
@@ -154,9 +155,13 @@ def test_head_groups_of_the_stats_are_the_default(tiny_llama: Path, corpus: Path
     run = Run(tmp_path / "run")
     settings = CollectSettings(samples=6, length=64, head_groups=2)
     collect(
-        run, "stats", find_model(str(tiny_llama)), TextMixture(sources=[str(corpus)], samples=6, length=64), settings,
+        run,
+        "stats",
+        find_model(str(tiny_llama)),
+        TextMixture(sources=[str(corpus)], samples=6, length=64),
+        settings,
         CollectOptions(),
-    )  # fmt: skip
+    )
     assert make(tmp_path, run.stats()).manifest.settings["head_groups"] == {"k": 2, "v": 2}
     assert make(tmp_path / "b", run.stats(), head_groups=1).manifest.settings["head_groups"] == {"k": 1, "v": 1}
 
@@ -226,9 +231,11 @@ def forged(source: Path, target: Path, changes: dict[str, torch.Tensor], **field
         for name, tensor in (dict(artifact.tensors()) | changes).items():
             writer.add(name, tensor)
         writer.commit(
-            settings=fields.get("settings", manifest.settings), model=fields.get("model", manifest.model),
-            texts=manifest.texts, results=fields.get("results", manifest.results),
-        )  # fmt: skip
+            settings=fields.get("settings", manifest.settings),
+            model=fields.get("model", manifest.model),
+            texts=manifest.texts,
+            results=fields.get("results", manifest.results),
+        )
     return target
 
 
@@ -242,7 +249,7 @@ def forged(source: Path, target: Path, changes: dict[str, torch.Tensor], **field
         ({"layers.2.k_rows": torch.zeros(3, 31)}, "of shape [-1, 32]"),
         ({"layers.2.k_outer": torch.zeros(32, 32, dtype=torch.int64)}, "'layers.2.k_outer'"),
     ],
-)  # fmt: skip
+)
 def test_stats_with_values_they_cannot_have(
     base_run: Path, tmp_path: Path, changes: dict[str, torch.Tensor], says: str
 ) -> None:
@@ -308,9 +315,11 @@ def test_dead_and_constant_channels(base_run: Path, tmp_path: Path, kind: str) -
     constant = torch.zeros(geometry.channels, dtype=torch.float64)
     constant[3] = 2.0
     changes = {
-        "layers.0.k_outer": count * torch.outer(constant, constant), "layers.0.k_rows": constant.float().repeat(9, 1),
-        "layers.1.v_outer": torch.zeros(32, 32, dtype=torch.float64), "layers.1.v_rows": torch.zeros(9, 32),
-    }  # fmt: skip
+        "layers.0.k_outer": count * torch.outer(constant, constant),
+        "layers.0.k_rows": constant.float().repeat(9, 1),
+        "layers.1.v_outer": torch.zeros(32, 32, dtype=torch.float64),
+        "layers.1.v_rows": torch.zeros(9, 32),
+    }
     transform = make(tmp_path, forged(base_run / "stats", tmp_path / "dead", changes), transform=kind)
     for layer, side in ((0, "k"), (1, "v")):
         parts = site(transform, layer, side)
@@ -330,8 +339,11 @@ def test_the_loss_metric_is_shrunk_towards_its_diagonal(
 ) -> None:
     """The transform and its Fisher weights are those of Stats that hold the shrunk sums, with no shrinkage."""
     generator = torch.Generator().manual_seed(3)
-    roots = {f"layers.{layer}.{side}_fisher": torch.randn(32, 32, generator=generator, dtype=torch.float64)
-             for layer in range(4) for side in "kv"}  # fmt: skip
+    roots = {
+        f"layers.{layer}.{side}_fisher": torch.randn(32, 32, generator=generator, dtype=torch.float64)
+        for layer in range(4)
+        for side in "kv"
+    }
     metrics = {name: root @ root.T for name, root in roots.items()}
     kept = 1 - share
     shrunk = {name: kept * m + share * torch.diag(m.diagonal()) for name, m in metrics.items()}
@@ -339,10 +351,15 @@ def test_the_loss_metric_is_shrunk_towards_its_diagonal(
     settings = open_stats(source).manifest.settings | {"fisher": 4, "window": {"sinks": 2, "recent": 8, "flush": 4}}
     fields = {"results": {"windows": 8, "tokens": 480, "fisher_windows": 4}, "settings": settings}
     made = [
-        make(tmp_path / name, forged(source, tmp_path / name / "stats", changes, **fields), transform="metric",
-             head_groups=groups, shrinkage=shrinkage)
+        make(
+            tmp_path / name,
+            forged(source, tmp_path / name / "stats", changes, **fields),
+            transform="metric",
+            head_groups=groups,
+            shrinkage=shrinkage,
+        )
         for name, changes, shrinkage in (("plain", metrics, share), ("prepared", shrunk, 0.0))
-    ]  # fmt: skip
+    ]
     for layer in range(4):
         for side in "kv":
             for part in ("encode", "decode", "variance", "fisher"):

@@ -57,9 +57,12 @@ def in_our_words(text):
     pairs = re.findall(r"^One of the special magic uuids for (\S+) is: (\S+)\.$", text, re.M)
     lines = [needles.NEEDLE.format(kind="uuids", key=key, value=value) for key, value in pairs]
     query = re.search(r"What is the special magic uuid for (\S+) mentioned", text)[1]
-    return needles.ONE.format(kind="uuid", context="\n".join(lines), query=query) + needles.ONE_PREFIX.format(
-        kind="uuid", query=query
-    ), dict(pairs)[query], len(pairs)  # fmt: skip
+    return (
+        needles.ONE.format(kind="uuid", context="\n".join(lines), query=query)
+        + needles.ONE_PREFIX.format(kind="uuid", query=query),
+        dict(pairs)[query],
+        len(pairs),
+    )
 
 
 def test_original_prompts_are_ours_byte_for_byte():
@@ -159,11 +162,16 @@ def test_prompts_are_the_same_on_every_machine():
 @pytest.mark.parametrize(
     ("name", "haystack", "hidden", "answers"),
     [
-        ("niah_single_1", "noise", 1, 1), ("niah_single_2", "essay", 1, 1), ("niah_single_3", "essay", 1, 1),
-        ("niah_multikey_1", "essay", 4, 1), ("niah_multikey_2", "needles", None, 1),
-        ("niah_multikey_3", "needles", None, 1), ("niah_multivalue", "essay", 4, 4), ("niah_multiquery", "essay", 4, 4),
+        ("niah_single_1", "noise", 1, 1),
+        ("niah_single_2", "essay", 1, 1),
+        ("niah_single_3", "essay", 1, 1),
+        ("niah_multikey_1", "essay", 4, 1),
+        ("niah_multikey_2", "needles", None, 1),
+        ("niah_multikey_3", "needles", None, 1),
+        ("niah_multivalue", "essay", 4, 4),
+        ("niah_multiquery", "essay", 4, 4),
     ],
-)  # fmt: skip
+)
 def test_every_needle_is_where_it_belongs(name, haystack, hidden, answers):
     for sample in samples_of(name)[1]:
         prompt = sample.prompt
@@ -270,13 +278,25 @@ def test_coded_words_fall_with_the_square_of_their_rank():
 def data(tmp_path):
     """The two collections in their published shapes, each with a handful of questions."""
     articles = [
-        {"title": t, "paragraphs": [{"context": f"{t} paragraph {i} says {t}{i}.", "qas": [
-            {"question": f"What says {t} {i}?", "is_impossible": False,
-             "answers": [{"text": f"{t}{i}"}, {"text": f"{t} {i}"}]},
-            {"question": "Who knows?", "is_impossible": True, "answers": []},
-        ]} for i in range(4)]}
+        {
+            "title": t,
+            "paragraphs": [
+                {
+                    "context": f"{t} paragraph {i} says {t}{i}.",
+                    "qas": [
+                        {
+                            "question": f"What says {t} {i}?",
+                            "is_impossible": False,
+                            "answers": [{"text": f"{t}{i}"}, {"text": f"{t} {i}"}],
+                        },
+                        {"question": "Who knows?", "is_impossible": True, "answers": []},
+                    ],
+                }
+                for i in range(4)
+            ],
+        }
         for t in "ABC"
-    ]  # fmt: skip
+    ]
     (tmp_path / questions.SQUAD_FILE).write_text(json.dumps({"version": "v2.0", "data": articles}))
     records = [
         {
@@ -313,11 +333,16 @@ def test_questions_come_with_their_own_documents(data):
 def test_hub_records_say_the_same_as_files(data):
     squad, hotpot = open_collections(str(data), {"qa_1", "qa_2"})
     rows = [
-        {"title": a["title"], "context": p["context"], "question": q["question"],
-         "answers": {"text": [answer["text"] for answer in q["answers"]]}}
+        {
+            "title": a["title"],
+            "context": p["context"],
+            "question": q["question"],
+            "answers": {"text": [answer["text"] for answer in q["answers"]]},
+        }
         for a in json.loads((data / questions.SQUAD_FILE).read_text())["data"]
-        for p in a["paragraphs"] for q in p["qas"]
-    ]  # fmt: skip
+        for p in a["paragraphs"]
+        for q in p["qas"]
+    ]
     assert questions.hub_squad(rows) == squad
     rows = [
         r | {"context": {"title": [t for t, _ in r["context"]], "sentences": [s for _, s in r["context"]]}}

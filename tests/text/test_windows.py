@@ -54,13 +54,19 @@ def test_draw_records(tmp_path: Path) -> None:
     joined = "\n\n".join(f"document {i} ü" for i in range(9)).encode()
     first, second = drawn.records
     assert first.model_dump() == {
-        "name": "a.txt", "weight": 3.0, "sha256": hashlib.sha256(a.read_bytes()).hexdigest(), "tokens": 320,
+        "name": "a.txt",
+        "weight": 3.0,
+        "sha256": hashlib.sha256(a.read_bytes()).hexdigest(),
+        "tokens": 320,
         "windows": 6,
-    }  # fmt: skip
+    }
     assert second.model_dump() == {
-        "name": "b.jsonl:t", "weight": 1.0, "sha256": hashlib.sha256(joined).hexdigest(), "tokens": len(joined),
+        "name": "b.jsonl:t",
+        "weight": 1.0,
+        "sha256": hashlib.sha256(joined).hexdigest(),
+        "tokens": len(joined),
         "windows": 2,
-    }  # fmt: skip
+    }
     assert drawn.digest == hashlib.sha256(drawn.tokens.numpy().astype("<i8").tobytes()).hexdigest()
     slots = {joined[start : start + 8] for start in range(0, len(joined) - 7, 8)}
     from_b = [bytes(row) for row in drawn.tokens.tolist() if bytes(row) in slots]

@@ -21,9 +21,16 @@ class Appender:
         self._append.max_dynamic_shared_size_bytes = self.shared
 
     def __call__(
-        self, new_keys: Tensor, new_values: Tensor, keys: Tensor, values: Tensor, data: Tensor, tables: LayerTables,
-        encode: EncodeTables, tokens: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        new_keys: Tensor,
+        new_values: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        data: Tensor,
+        tables: LayerTables,
+        encode: EncodeTables,
+        tokens: Tensor,
+    ) -> None:
         """Put rows [B, C] into slots [B, slots, C] and, when the ring was full, 64 older ones into ``data``.
 
         data uint8 [B, max_tiles, tile_bytes]; tokens int32 [B], the new one counted.
@@ -32,7 +39,25 @@ class Appender:
         heads, (max_tiles, tile_bytes) = len(tables.keys), data.shape[1:]
         whole = (heads, slots, self.sinks, slots - self.sinks, tile_bytes, max_tiles, encode.search)
         launch(
-            self._append, (2, heads, batch), self.dim, tuple(np.int32(value) for value in whole),
-            (new_keys, new_values, keys, values, data, encode.widths, tables.offsets, encode.encode, encode.unit,
-             encode.offset, encode.top, encode.spread, encode.weight, tokens), self.shared,
-        )  # fmt: skip
+            self._append,
+            (2, heads, batch),
+            self.dim,
+            tuple(np.int32(value) for value in whole),
+            (
+                new_keys,
+                new_values,
+                keys,
+                values,
+                data,
+                encode.widths,
+                tables.offsets,
+                encode.encode,
+                encode.unit,
+                encode.offset,
+                encode.top,
+                encode.spread,
+                encode.weight,
+                tokens,
+            ),
+            self.shared,
+        )

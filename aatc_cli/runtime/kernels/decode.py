@@ -144,10 +144,17 @@ class Decoder:
         self.tuning = (tuning or Tuning.of(shape)).fitting(shape, properties.shared_memory_per_multiprocessor - 4096)
         place, tune = device.index or 0, self.tuning
         defines = (
-            ("D", shape.dim), ("G", shape.group), ("JF", shape.fast), ("QTYPE", ELEMENTS[dtype]), ("NW", tune.warps),
-            ("MT", tune.row_tiles), ("CTAS", tune.programs), ("JU", tune.unroll), ("PS", shape.steps),
+            ("D", shape.dim),
+            ("G", shape.group),
+            ("JF", shape.fast),
+            ("QTYPE", ELEMENTS[dtype]),
+            ("NW", tune.warps),
+            ("MT", tune.row_tiles),
+            ("CTAS", tune.programs),
+            ("JU", tune.unroll),
+            ("PS", shape.steps),
             ("KINDS", shape.kinds),
-        )  # fmt: skip
+        )
         source = "decode_sm90.cu" if shape.steps else "decode.cu"
         self._split = function(source, "decode_split", defines, place)
         self.splits = shape.splits(self.tuning, properties.multi_processor_count)
@@ -162,10 +169,21 @@ class Decoder:
         self._numbers = self._scalars()
 
     def __call__(
-        self, query: Tensor, data: Tensor, tables: LayerTables, frequencies: Tensor, tile_angles: Tensor,
-        token_angles: Tensor, keys: Tensor, values: Tensor, slot_angles: Tensor, tokens: Tensor, tiles: Tensor,
-        hidden: Tensor, out: Tensor,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        data: Tensor,
+        tables: LayerTables,
+        frequencies: Tensor,
+        tile_angles: Tensor,
+        token_angles: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slot_angles: Tensor,
+        tokens: Tensor,
+        tiles: Tensor,
+        hidden: Tensor,
+        out: Tensor,
+    ) -> Tensor:
         """Attention of one rotated query per sequence, [B, Hq, D] -> ``out`` [B, Hq, D].
 
         data uint8 [B, max_tiles, tile_bytes]; keys and values [B, slots, H D], keys before RoPE; tokens, tiles, hidden
@@ -173,17 +191,49 @@ class Decoder:
         """
         s = self.shape
         launch(
-            self._split, (s.batch, s.kv_heads, self.programs), self.tuning.warps * 32, self._numbers,
-            (query, data, tables.widths, tables.offsets, *tables.key.arguments, frequencies, tile_angles, token_angles,
-             keys, values, slot_angles, tokens, tiles, hidden, tables.decode, tables.value_offset, self.arrivals,
-             self.part, self.stat, out), self.shared,
-        )  # fmt: skip
+            self._split,
+            (s.batch, s.kv_heads, self.programs),
+            self.tuning.warps * 32,
+            self._numbers,
+            (
+                query,
+                data,
+                tables.widths,
+                tables.offsets,
+                *tables.key.arguments,
+                frequencies,
+                tile_angles,
+                token_angles,
+                keys,
+                values,
+                slot_angles,
+                tokens,
+                tiles,
+                hidden,
+                tables.decode,
+                tables.value_offset,
+                self.arrivals,
+                self.part,
+                self.stat,
+                out,
+            ),
+            self.shared,
+        )
         return out
 
     def _scalars(self) -> tuple[Any, ...]:
         s = self.shape
         whole = (
-            s.kv_heads, self.splits, self.shares, s.span, s.slots, s.sinks, s.slots - s.sinks, s.tile_bytes,
-            s.max_tiles, s.stage_bytes, s.halves,
-        )  # fmt: skip
+            s.kv_heads,
+            self.splits,
+            self.shares,
+            s.span,
+            s.slots,
+            s.sinks,
+            s.slots - s.sinks,
+            s.tile_bytes,
+            s.max_tiles,
+            s.stage_bytes,
+            s.halves,
+        )
         return *(np.int32(value) for value in whole), np.float32(s.scaling * _LOG2E)

@@ -47,9 +47,12 @@ class EncodeTables:
             search = codec.quantizer != "uniform-token-max"
             price = codec.weight if codec.weight is not None else torch.ones_like(codec.variance)
             values = {
-                "unit": unit, "offset": offset, "top": torch.exp2(codec.bits.to(unit.dtype)) - 1,
-                "spread": codec.variance.sqrt() if search else codec.scale, "weight": price,
-            }  # fmt: skip
+                "unit": unit,
+                "offset": offset,
+                "top": torch.exp2(codec.bits.to(unit.dtype)) - 1,
+                "spread": codec.variance.sqrt() if search else codec.scale,
+                "weight": price,
+            }
             for head, part in enumerate(tables.keys if side == "k" else tables.values):
                 channels, count = head * size + part.order, part.order.numel()
                 encode[head, place, :, :count] = codec.encode[head].index_select(1, part.order)
@@ -77,9 +80,7 @@ def tiles_of(rows: dict[Side, Tensor], codecs: dict[Side, TransformCodec], table
     return out
 
 
-def _by_width(
-    parts: tuple[HeadSide, ...], side: Side, tables: LayerTables
-) -> dict[int, list[tuple[Tensor, Tensor]]]:  # fmt: skip
+def _by_width(parts: tuple[HeadSide, ...], side: Side, tables: LayerTables) -> dict[int, list[tuple[Tensor, Tensor]]]:
     """Site channels [16] and places of the bytes of every block of one side, by width."""
     found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     size = tables.decode.shape[-1]

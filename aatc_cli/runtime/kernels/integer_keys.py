@@ -48,8 +48,10 @@ class IntegerKeys:
             torch.stack([_fragments(part, dim)[:fast] for part, _ in integer]),
             torch.stack([_starts(part, given, dim)[:fast] for (part, _), given in zip(integer, offsets, strict=True)]),
             torch.stack([part for part, _ in slow]),
-            torch.stack([offset_codes(part, dim, halves) for part in offsets]), pair_scale, halves,
-        )  # fmt: skip
+            torch.stack([offset_codes(part, dim, halves) for part in offsets]),
+            pair_scale,
+            halves,
+        )
 
     @staticmethod
     def rounded(rows: Tensor, widths: tuple[int, ...], dim: int, fast: int) -> Tensor:

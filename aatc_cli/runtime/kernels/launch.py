@@ -92,9 +92,13 @@ def _compiled(cupy: Any, text: str, options: tuple[str, ...]) -> Any:
 
 
 def launch(
-    compiled: Any, grid: tuple[int, int, int], threads: int, numbers: tuple[Any, ...], tensors: tuple[Tensor, ...],
+    compiled: Any,
+    grid: tuple[int, int, int],
+    threads: int,
+    numbers: tuple[Any, ...],
+    tensors: tuple[Tensor, ...],
     shared: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Launch on torch's current stream: ``numbers`` come first in the signature, then the tensors' addresses."""
     device = tensors[0].device
     stream = import_module("cupy").cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index or 0)

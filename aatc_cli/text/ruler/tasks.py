@@ -60,18 +60,28 @@ def make_task(name: str, context: int, material: Material, encode: Callable[[Pro
     if name == "cwe":
         words = vocabulary(material.text)
         return Task(
-            name, "string_match_all", 120, LEAST_COMMON, CommonWords.at(words, context).build, most=len(words),
+            name,
+            "string_match_all",
+            120,
+            LEAST_COMMON,
+            CommonWords.at(words, context).build,
+            most=len(words),
             scarce=f"there are only {len(words)} different words",
-        )  # fmt: skip
+        )
     if name == "fwe":
         return Task(name, "string_match_all", 50, LEAST_CODED, CodedWords.at(context).build)
     collection = material.squad if name == "qa_1" else material.hotpot
     if collection is None:
         raise AatcError(f"{name} needs the file {_FILES[name]}", "give its folder with --data, or --data hub")
     return Task(
-        name, "string_match_part", 32, collection.least, collection.build, most=len(collection.documents),
+        name,
+        "string_match_part",
+        32,
+        collection.least,
+        collection.build,
+        most=len(collection.documents),
         questions=len(collection.questions),
-    )  # fmt: skip
+    )
 
 
 def _example_size(encode: Callable[[Prompt], list[int]]) -> int:

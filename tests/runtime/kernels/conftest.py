@@ -15,9 +15,12 @@ def make_llama(**shape: int) -> Any:
     """A random Llama of two kv heads of 64 channels and a vocabulary of 97; the rest of its shape is given."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        num_key_value_heads=2, head_dim=64, vocab_size=97,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **shape,
-    )  # fmt: skip
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=97,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        **shape,
+    )
     return LlamaForCausalLM(config).eval()
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.kernels import float8
-from aatc_cli.runtime.kernels.float8 import (
+from aatc_cli.evals.bench import float8
+from aatc_cli.evals.bench.float8 import (
     Float8Cache,
     Float8Config,
     Float8Decoder,
@@ -24,7 +24,7 @@ from aatc_cli.runtime.kernels.float8 import (
     rounded_query,
     triton_missing,
 )
-from aatc_cli.runtime.kernels.float8_bench import FLOAT8_BOUND, Trial, TrialProcess, best_config, float8_timing
+from aatc_cli.evals.bench.float8_trials import FLOAT8_BOUND, Trial, TrialProcess, best_config, float8_timing
 
 CPU = torch.device("cpu")
 GEOMETRY = Geometry(layers=1, heads=6, kv_heads=2, head_dim=8, hidden_size=48)
@@ -74,7 +74,7 @@ def test_a_query_is_rounded_against_its_own_largest_number() -> None:
 
 INTERPRETED = """
 import torch
-from aatc_cli.runtime.kernels.float8 import *
+from aatc_cli.evals.bench.float8 import *
 
 def run(batch, kv_heads, group, dim, capacity, lengths, operands, tokens_first, block, processors):
     generator = torch.Generator().manual_seed(capacity)
@@ -140,8 +140,12 @@ def test_configurations_differ_and_have_both_kinds_of_products() -> None:
     configs = list(float8_configs())
     assert len(set(configs)) == len(configs) == len({config.name for config in configs})
     assert {(c.operands, c.tokens_first) for c in configs} == {
-        ("float16", False), ("bfloat16", False), ("float8", False), ("float8", True), ("float16", True)
-    }  # fmt: skip
+        ("float16", False),
+        ("bfloat16", False),
+        ("float8", False),
+        ("float8", True),
+        ("float16", True),
+    }
 
 
 def test_the_fastest_that_agrees_with_the_twin_wins() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aatc_cli.config import Geometry
-from aatc_cli.runtime.kernels.float8 import (
+from aatc_cli.evals.bench.float8 import (
     Float8Cache,
     Float8Config,
     Float8Decoder,
@@ -15,7 +15,7 @@ from aatc_cli.runtime.kernels.float8 import (
     rounded_query,
     triton_missing,
 )
-from aatc_cli.runtime.kernels.float8_bench import BACKEND, FLOAT8_BOUND, TrialProcess, float8_timing
+from aatc_cli.evals.bench.float8_trials import BACKEND, FLOAT8_BOUND, TrialProcess, float8_timing
 
 REASON = triton_missing() or "needs a CUDA device that multiplies 8-bit floats"
 READY = triton_missing() is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -23,9 +23,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not READY, reason=REASON)]
 
 # batch, kv heads, queries of each, dimensions, capacity, lengths
 SHAPES = [
-    (2, 8, 4, 128, 3000, (3000, 65)), (1, 1, 1, 64, 100, (100,)), (3, 2, 8, 128, 4099, (1, 4099, 2048)),
-    (1, 3, 3, 96, 700, (700,)), (1, 2, 20, 256, 1500, (1500,)),
-]  # fmt: skip
+    (2, 8, 4, 128, 3000, (3000, 65)),
+    (1, 1, 1, 64, 100, (100,)),
+    (3, 2, 8, 128, 4099, (1, 4099, 2048)),
+    (1, 3, 3, 96, 700, (700,)),
+    (1, 2, 20, 256, 1500, (1500,)),
+]
 
 
 def geometry(kv_heads: int, group: int, dim: int) -> Geometry:
@@ -43,9 +46,10 @@ def test_every_configuration_is_its_twin() -> None:
 
 @pytest.mark.parametrize(("batch", "kv_heads", "group", "dim", "capacity", "lengths"), SHAPES)
 @pytest.mark.parametrize(
-    "config", [Float8Config("float16", False, 64, 4, 3, 2), Float8Config("float8", True, 64, 4, 3, 2)],
+    "config",
+    [Float8Config("float16", False, 64, 4, 3, 2), Float8Config("float8", True, 64, 4, 3, 2)],
     ids=lambda config: config.name,
-)  # fmt: skip
+)
 def test_odd_sizes_captured_and_not(
     config: Float8Config, batch: int, kv_heads: int, group: int, dim: int, capacity: int, lengths: tuple[int, ...]
 ) -> None:

@@ -33,9 +33,9 @@ def codec(side: str, quantizer: str, seed: int) -> TransformCodec:
     """Two heads of 64 channels in blocks of 16, shuffled within the head so that sorting them matters."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(64, generator=generator) for _ in range(2)]
-    bits = torch.cat([
-        torch.tensor(widths).repeat_interleave(16)[order] for widths, order in zip(WIDTHS[side], orders, strict=True)
-    ])  # fmt: skip
+    bits = torch.cat(
+        [torch.tensor(widths).repeat_interleave(16)[order] for widths, order in zip(WIDTHS[side], orders, strict=True)]
+    )
     encode = torch.randn(2, 64, 64, generator=generator, dtype=torch.float64) / 8
     scale = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
     weight = 0.1 + torch.rand(128, generator=generator, dtype=torch.float64)
@@ -43,8 +43,10 @@ def codec(side: str, quantizer: str, seed: int) -> TransformCodec:
 
 
 def codecs(quantizer: str, layers: int = 2) -> list[dict[str, TransformCodec]]:
-    return [{side: codec(side, quantizer, 10 * layer + place) for place, side in enumerate(SIDES)}
-            for layer in range(layers)]  # fmt: skip
+    return [
+        {side: codec(side, quantizer, 10 * layer + place) for place, side in enumerate(SIDES)}
+        for layer in range(layers)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +142,14 @@ def test_refusals(model: Any) -> None:
 
 
 def test_biases_are_refused_by_name() -> None:
-    config = Qwen2Config(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                         num_key_value_heads=2, head_dim=64, vocab_size=97)  # fmt: skip
+    config = Qwen2Config(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=97,
+    )
     with pytest.raises(AatcError, match="bias"), fused(Qwen2ForCausalLM(config).eval(), codecs("uniform"), WINDOW):
         pass

@@ -11,10 +11,10 @@ import torch
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.evals.bench.attention import CHECK_BOUND, FusedBench
 from aatc_cli.runtime.fused import fused
 from aatc_cli.runtime.graph import GraphDecoder
 from aatc_cli.runtime.kernels.append import Appender
-from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench
 from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.kernels.tables import HeadSide, LayerTables
@@ -32,11 +32,16 @@ def geometry(kv_heads: int, group: int, dim: int) -> Geometry:
 @pytest.mark.parametrize(
     ("kv_heads", "group", "dim", "batch", "context", "bits", "theta"),
     [
-        (1, 1, 128, 1, 100, 2.0, 5e5), (8, 4, 128, 2, 3000, 2.0, 5e5), (2, 8, 128, 3, 20_001, 1.5, 1e6),
-        (3, 3, 64, 2, 1500, 3.0, 1e4), (2, 5, 96, 1, 4097, 2.5, 5e5), (1, 4, 256, 2, 2500, 2.0, 1e6),
-        (8, 4, 128, 1, 9000, 6.0, 5e5), (2, 4, 128, 1, 300, 0.5, 5e5),
+        (1, 1, 128, 1, 100, 2.0, 5e5),
+        (8, 4, 128, 2, 3000, 2.0, 5e5),
+        (2, 8, 128, 3, 20_001, 1.5, 1e6),
+        (3, 3, 64, 2, 1500, 3.0, 1e4),
+        (2, 5, 96, 1, 4097, 2.5, 5e5),
+        (1, 4, 256, 2, 2500, 2.0, 1e6),
+        (8, 4, 128, 1, 9000, 6.0, 5e5),
+        (2, 4, 128, 1, 300, 0.5, 5e5),
     ],
-)  # fmt: skip
+)
 def test_decode_is_its_twin(
     kv_heads: int, group: int, dim: int, batch: int, context: int, bits: float, theta: float
 ) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aatc_cli.config import Geometry
-from aatc_cli.runtime.kernels.peers import PEERS, peer_timings
+from aatc_cli.evals.bench.peers import PEERS, peer_timings
 
 GEOMETRY = Geometry(layers=1, heads=6, kv_heads=2, head_dim=8, hidden_size=48)
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 
 from aatc_cli.config import Geometry
 from aatc_cli.core.tiles import BLOCK, TILE, _places, _planes
-from aatc_cli.runtime.kernels.roofline import DeviceRates, Roofline, TileWork, plane_count
-from aatc_cli.runtime.kernels.synthetic import random_tiles, synthetic_tables
+from aatc_cli.evals.bench.roofline import DeviceRates, Roofline, TileWork, plane_count
+from aatc_cli.evals.bench.synthetic import random_tiles, synthetic_tables
 
 KEYS = [(4, 3, 1), (8,), ()]
 VALUES = [(2, 2), (7, 5, 1), (1,)]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from aatc_cli.config import Geometry, Window
-from aatc_cli.runtime.kernels.bench import CHECK_BOUND, FusedBench
+from aatc_cli.evals.bench.attention import CHECK_BOUND, FusedBench
+from aatc_cli.evals.bench.packed import PACKED_BOUND, PackedBench
+from aatc_cli.evals.bench.rates import device_rates
+from aatc_cli.evals.bench.roofline import Roofline, TileWork
 from aatc_cli.runtime.kernels.launch import fused_available
-from aatc_cli.runtime.kernels.rates import device_rates
-from aatc_cli.runtime.kernels.roofline import Roofline, TileWork
-from aatc_cli.runtime.packed_bench import PACKED_BOUND, PackedBench
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not fused_available(), reason="needs a CUDA device and CuPy")]
 

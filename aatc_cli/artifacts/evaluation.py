@@ -1,0 +1,161 @@
+"""The Evaluation: one JSON file per (task, recipe, budget, text), flat, with the standard error beside every mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.disk import read_record, write_text
+from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.config import Settings
+from aatc_cli.errors import ArtifactError
+from aatc_cli.profiles import explain
+
+Task = Literal["kl", "perplexity", "distortion"]
+
+# evaluations that are not of windows of text; each has a model of its own in the file of its task
+OTHER_TASKS = ("memory", "speed", "benchmark", "stability")
+
+M = TypeVar("M", bound="Measurement")
+
+
+class Measurement(Settings):
+    """What every evaluation says of itself: of which cache and model it is, and where it ran."""
+
+    schema_version: Literal[1, 2] = 2
+    task: str
+    recipe: str
+    budget: str | None = Field(None, description="the plan's budget label; null for fp16")
+    model: str
+    model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
+    plan: str | None = Field(None, description="digest of the plan; null for fp16")
+    bits: float = Field(description="mean code bits per channel of a packed token")
+    seconds: float
+    device: str
+    dtype: str
+    versions: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        """Recipe and budget: ``paper-2``; the recipe alone where there is no plan."""
+        return self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
+
+    @property
+    def file_name(self) -> str:
+        """File the evaluation is stored under, a function of what was asked."""
+        return f"{self.task}.{self.method}.json"
+
+
+class DistortionRow(Settings):
+    """Predicted against measured error of one layer's attention output when one side of its cache is quantized.
+
+    All three are mean squared norms per query of the output error, relative to the mean squared norm of the output.
+    """
+
+    layer: int
+    side: Literal["k", "v"]
+    bits: float = Field(description="uniform width, or the plan's mean width at this site when plan is true")
+    plan: bool = False
+    predicted: float = Field(description="second-order prediction, with the coupling between heads that share a cache")
+    predicted_diagonal: float = Field(description="the Theorem's D_K or D_V, summed over heads as if independent")
+    measured: float
+
+
+class Evaluation(Measurement):
+    """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
+
+    task: Task
+    bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")
+    ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
+    context: int = Field(description="tokens in the cache at the end of a window")
+    text: str
+    text_sha256: str
+    windows: int
+    length: int = Field(description="tokens per window")
+    stride: int = Field(description="tokens between the starts of windows")
+    first_position: int = Field(description="first position of a window that is scored")
+    tokens_scored: int
+    queries: int | None = Field(None, description="query positions measured per window; only distortion")
+    sinks: int
+    recent: int
+    flush: int
+    kl_mean: float | None = Field(None, description="KL(reference || compressed), nats per token")
+    kl_stderr: float | None = None
+    kl_windows: list[float] | None = Field(None, description="mean KL of every window, by which methods are paired")
+    kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
+    top1: float | None = Field(None, description="share of positions with the reference's most likely token")
+    top1_stderr: float | None = None
+    nll: float | None = Field(None, description="negative log-likelihood, nats per token")
+    nll_stderr: float | None = None
+    nll_reference: float | None = None
+    perplexity: float | None = None
+    perplexity_stderr: float | None = None
+    perplexity_reference: float | None = None
+    class_shares: list[float] | None = Field(
+        None, description="with token rates, share of every class among packed tokens, on average over layers"
+    )
+    distortion: list[DistortionRow] | None = None
+
+    @property
+    def file_name(self) -> str:
+        """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
+        text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
+        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}.json"
+
+
+def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
+    """Write ``evaluation`` with its digest into ``folder`` under its own file name, atomically; returns the path."""
+    path = folder / evaluation.file_name
+    write_sealed(path, evaluation)
+    return path
+
+
+def write_sealed(path: Path, record: BaseModel) -> None:
+    """Write a record with its digest to ``path``, atomically and under the lock of its folder; raises `AatcError`."""
+    data = record.model_copy(update={"schema_version": 2}).model_dump(mode="json")
+    text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
+    with locked(path.parent, wait=True):
+        sweep(path.parent)
+        write_text(path, text + "\n")
+
+
+def read_sealed(path: Path, remedy: str) -> Any:
+    """The data of a record, checked against its digest; raises `ArtifactError`, and what `read_record` raises.
+
+    Since version 2 a digest in the file covers all of it; files of version 1 have none.
+    """
+    raw: Any = json.loads(read_record(path))
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
+        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
+        raise ArtifactError(problem, f"use the aatc that wrote it, or {remedy}")
+    if version == 2 and raw.pop("digest", None) != digest_of(raw):
+        raise ArtifactError(f"{path} is damaged: it does not match its own digest", remedy)
+    return raw
+
+
+def read_measurement(path: Path, kind: type[M]) -> M:
+    """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
+    try:
+        return kind.model_validate(read_sealed(path, "run aatc eval again"))
+    except ValidationError as error:
+        raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval again") from error
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """Read one evaluation on text; raises `ArtifactError` when the file is not a valid evaluation of this schema."""
+    return read_measurement(path, Evaluation)
+
+
+def read_evaluations(folder: Path) -> list[Evaluation]:
+    """All evaluations on text in ``folder`` in a stable order: task, text, recipe, falling bits."""
+    paths = sorted(path for path in folder.glob("*.json") if path.name.split(".", 1)[0] not in OTHER_TASKS)
+    found = [read_evaluation(path) for path in paths]
+    return sorted(found, key=lambda e: (e.task, e.text, e.length, e.recipe != "fp16", e.recipe, -e.bits))

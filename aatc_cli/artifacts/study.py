@@ -1,0 +1,140 @@
+"""The result of a study: which evaluation file holds each cell, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from aatc_cli.artifacts.evaluation import read_sealed, write_sealed
+from aatc_cli.artifacts.locking import locked
+from aatc_cli.config import Settings
+from aatc_cli.errors import ArtifactError
+from aatc_cli.profiles import explain
+
+
+class StudyRow(Settings):
+    """One method at one budget of a study."""
+
+    name: str = Field(description="recipe and what was asked of it: paper-2, paper@2.5 for effective bits, fp16")
+    label: str
+    recipe: str
+    stats: str | None = Field(description="Stats it was calibrated on alone; null for the run's own")
+    asked: float | None = Field(description="the budget, or the effective bits that were asked for; null for fp16")
+    matched: bool = Field(description="whether effective bits were asked for")
+    budget: str | None = Field(None, description="label of the plan's budget; null without a plan")
+    plan: str | None = Field(None, description="digest of the plan")
+    bits: float | None = Field(None, description="mean code bits per channel")
+    bits_packed: float | None = Field(None, description="effective bits of packed tokens; 16 for fp16")
+    ratio: float | None = Field(None, description="compression of 8192 tokens, as the paper counts it")
+    simulated: bool = Field(False, description="whether its codes are not packed but decoded at once")
+    reason: str | None = Field(None, description="why there is no plan")
+
+
+class StudyCell(Settings):
+    """One method on one task and text, or at one context."""
+
+    row: str = Field(description="name of the row")
+    task: str
+    text: str | None = None
+    length: int | None = Field(None, description="tokens per window")
+    context: int | None = Field(None, description="tokens of prompt and answer (ruler)")
+    subtasks: tuple[str, ...] = Field((), strict=False, description="parts of the benchmark that were asked")
+    file: str | None = Field(
+        None,
+        pattern=r"^(studies/[^/]+/)?evals/[^/]+\.json$",
+        description="the evaluation's file, from the run directory",
+    )
+    reason: str | None = Field(None, description="why there is no evaluation")
+    left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
+
+    @property
+    def place(self) -> tuple[str, str, str | None, int | None, int | None]:
+        """What the cell is of; a study has one cell in each place."""
+        return self.row, self.task, self.text, self.length, self.context
+
+    @property
+    def column(self) -> str:
+        """The cell's task in words: ``kl wiki.txt 2048``, ``ruler 4096``, ``gsm8k``."""
+        return " ".join(str(part) for part in (self.task, self.text, self.length, self.context) if part is not None)
+
+
+class StudyResult(Settings):
+    """All cells of a study that were run or tried so far."""
+
+    schema_version: Literal[1, 2] = 2
+    study: str
+    summary: str
+    model: str
+    model_fingerprint: str
+    rows: tuple[StudyRow, ...] = Field((), strict=False)
+    cells: tuple[StudyCell, ...] = Field((), strict=False)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Cells without an evaluation by reason, in their order."""
+        found: dict[str, int] = {}
+        for cell in self.cells:
+            if cell.reason is not None:
+                found[cell.reason] = found.get(cell.reason, 0) + 1
+        return found
+
+    def with_rows(self, rows: list[StudyRow], order: list[tuple[str, str | None]]) -> StudyResult:
+        """The same with these rows in place of older ones of their names, and without cells of a plan that changed.
+
+        order: of recipes and Stats, as the study lists them.
+        """
+        plans = {row.name: (row.plan, row.reason) for row in rows}
+        kept = [row for row in self.rows if row.name not in plans]
+        changed = {row.name for row in self.rows if row.name in plans and plans[row.name] != (row.plan, row.reason)}
+        cells = tuple(cell for cell in self.cells if cell.row not in changed)
+        ranks = {place: rank for rank, place in enumerate(order)}
+        ranked = sorted([*kept, *rows], key=lambda row: ranks.get((row.recipe, row.stats), len(ranks)))
+        return self.model_copy(update={"rows": tuple(ranked), "cells": cells})
+
+    def with_cells(self, cells: list[StudyCell]) -> StudyResult:
+        """The same with these cells, each in the place of an older one."""
+        places = {cell.place for cell in cells}
+        return self.model_copy(update={"cells": (*(c for c in self.cells if c.place not in places), *cells)})
+
+
+def study_path(root: Path, study: str) -> Path:
+    """File of a study's result in the run at ``root``."""
+    return root / "studies" / f"{study}.json"
+
+
+def write_study(root: Path, result: StudyResult) -> None:
+    """Write the result with its digest into the run at ``root``, atomically."""
+    write_sealed(study_path(root, result.study), result)
+
+
+def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult], StudyResult]) -> StudyResult:
+    """``change`` the result on disk, or ``empty`` where there is none of its model, and write it; the new result.
+
+    Several processes may work on one study: each changes what the others have written.
+    """
+    path = study_path(root, empty.study)
+    with locked(path.parent, f".{empty.study}.lock", wait=True):
+        found = read_study(path) if path.is_file() else empty
+        found = found if found.model_fingerprint == empty.model_fingerprint else empty
+        result = change(found.model_copy(update={"summary": empty.summary}))
+        write_study(root, result)
+    return result
+
+
+def read_study(path: Path) -> StudyResult:
+    """Read one result; raises `ArtifactError` when the file is not a valid one of this schema."""
+    try:
+        return StudyResult.model_validate(read_sealed(path, "run aatc eval --study again with --force"))
+    except ValidationError as error:
+        problem = f"{path} is not a valid study result: {explain(error)}"
+        raise ArtifactError(problem, "run aatc eval --study again with --force") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval --study again with --force") from error
+
+
+def read_studies(root: Path) -> list[StudyResult]:
+    """All study results of the run at ``root``, in name order."""
+    return [read_study(path) for path in sorted((root / "studies").glob("*.json"))]

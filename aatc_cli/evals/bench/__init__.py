@@ -1,0 +1,1 @@
+"""Speed benches of the fused and the packed cache, and the baselines they are held against."""

@@ -1,0 +1,146 @@
+"""Whole decode steps of a geometry with random weights: their time, and the device memory they take."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from aatc_cli.config import Geometry, Window
+from aatc_cli.console import say
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.layout import CacheLayout, fp16_bytes
+from aatc_cli.core.tiles import BLOCK
+from aatc_cli.evals.bench.attention import Timing
+from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing, full_state
+from aatc_cli.evals.bench.synthetic import synthetic_encode, synthetic_tables
+from aatc_cli.evals.memory import storage_bytes
+from aatc_cli.evals.speed import SpeedMemory
+from aatc_cli.profiles import HeadGroups
+from aatc_cli.runtime.fused import FusedLayer, FusedSpec, FusedState
+from aatc_cli.runtime.kernels.launch import on_hopper
+from aatc_cli.runtime.kernels.tables import fast_pairs
+
+# steps beside the repeats: two that warm up, one that is captured, two replays that are not counted
+_EXTRA_STEPS = 5
+_LEAST_ROOM = 64
+
+
+def synthetic_spec(
+    geometry: Geometry, window: Window, bits: float, theta: float, device: torch.device, dtype: torch.dtype
+) -> FusedSpec:
+    """A fused cache's static part with random tables, a seed for every layer; ``theta``: base of the frequencies."""
+    steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
+    frequencies = theta**-steps
+    layers = []
+    for layer in range(geometry.layers):
+        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer, hopper=on_hopper(device))
+        layers.append(FusedLayer({}, tables, synthetic_encode(tables, geometry, seed=layer)))
+    return FusedSpec(
+        tuple(layers),
+        window,
+        dtype,
+        geometry.heads,
+        geometry.kv_heads,
+        geometry.head_dim,
+        frequencies.to(torch.float32),
+        geometry.head_dim**-0.5,
+    )
+
+
+def fused_steps(
+    model: Any, spec: FusedSpec, geometry: Geometry, context: int, batch: int, repeats: int
+) -> tuple[Timing, SpeedMemory]:
+    """Time and memory of decode steps over a fused cache of ``context`` tokens with room for those that are timed."""
+    _start_over(spec.frequencies.device)
+    room = max(_LEAST_ROOM, repeats + _EXTRA_STEPS)
+    state = full_state(spec, batch, context, room)
+    law = spec_layout(spec, geometry).bytes(state.capacity, batch)
+    timing = decode_timing(model, state, batch, repeats)
+    return timing, _memory(model, state, timing.backend, context, batch, law)
+
+
+def uncompressed_steps(
+    model: Any, geometry: Geometry, context: int, batch: int, repeats: int, device: torch.device
+) -> tuple[list[Timing], list[SpeedMemory]]:
+    """The same over an uncompressed cache in place, by every attention torch has for it; none where it does not fit."""
+    _start_over(device)
+    timings: list[Timing] = []
+    memory: list[SpeedMemory] = []
+    try:
+        like = torch.empty((), device=device, dtype=torch.bfloat16)
+        state = InPlaceState(geometry, batch, context, SDPBackend.FLASH_ATTENTION, like)
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            state.backend = backend
+            timings.append(decode_timing(model, state, batch, repeats))
+            law = fp16_bytes(geometry, context, batch)
+            memory.append(_memory(model, state, timings[-1].backend, context, batch, law))
+    except torch.cuda.OutOfMemoryError:
+        say(f"eval: the uncompressed cache of {batch} x {context} tokens does not fit this device")
+    return timings, memory
+
+
+def spec_layout(spec: FusedSpec, geometry: Geometry) -> CacheLayout:
+    """The byte law of a spec's widths, every kv head a group of its own."""
+    bits: list[dict[Side, list[int]]] = []
+    for layer in spec.layers:
+        sides = zip(SIDES, (layer.tables.keys, layer.tables.values), strict=True)
+        found: dict[Side, list[int]] = {}
+        for side, heads in sides:
+            widths = [[width for width in part.widths for _ in range(BLOCK)] for part in heads]
+            found[side] = [width for head in widths for width in head + [0] * (spec.dim - len(head))]
+        bits.append(found)
+    return CacheLayout.of_bits(geometry, spec.window, HeadGroups.both(spec.kv_heads), bits)
+
+
+def memory_of(state: FusedState | InPlaceState) -> tuple[int, int, int]:
+    """Bytes of a cache's tensors: those that hold tokens, static ones of its layers, and all others."""
+    live = state.bytes_live() if isinstance(state, FusedState) else state.nbytes
+    static = storage_bytes(tensors_in(state.spec.layers)) if isinstance(state, FusedState) else 0
+    return live, static, storage_bytes(tensors_in(state)) - live - static
+
+
+def tensors_in(thing: object) -> Iterator[Tensor]:
+    """Every tensor that containers and objects of this package hold, some of them more than once."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, dict):
+        for part in thing.values():
+            yield from tensors_in(part)
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from tensors_in(part)
+    elif type(thing).__module__.startswith("aatc_cli."):
+        yield from tensors_in(vars(thing))
+
+
+def _start_over(device: torch.device) -> None:
+    """Give back what earlier caches held, and forget how much that was."""
+    # a hosted cache and its layers point at each other: only a collection frees its tensors
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def _memory(
+    model: Any, state: FusedState | InPlaceState, backend: str, context: int, batch: int, law: int
+) -> SpeedMemory:
+    live, static, buffers = memory_of(state)
+    weights = storage_bytes([*model.parameters(), *model.buffers()])
+    peak = torch.cuda.max_memory_allocated(next(model.parameters()).device)
+    return SpeedMemory(
+        context=context,
+        batch=batch,
+        backend=backend,
+        peak_bytes=peak,
+        weight_bytes=weights,
+        law_bytes=law,
+        live_bytes=live,
+        static_bytes=static,
+        buffer_bytes=buffers,
+        ratio=peak / (weights + law),
+    )

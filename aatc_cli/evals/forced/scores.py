@@ -1,0 +1,136 @@
+"""Score windows under several methods at once, so that the reference forward pass is shared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aatc_cli.core.joint import LayersCodec
+from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
+from aatc_cli.evals.forced.token_rates import rated_logits
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.placement import input_device
+
+# positions compared at once: bounds the float64 copies of a large vocabulary
+_POSITIONS = 256
+
+
+@dataclass
+class Scores:
+    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
+
+    classes: of methods with token rates, the packed tokens of every layer in every class, [L, n].
+    """
+
+    kl: list[Tensor] = field(default_factory=list)
+    nll: list[Tensor] = field(default_factory=list)
+    nll_reference: list[Tensor] = field(default_factory=list)
+    agree: list[Tensor] = field(default_factory=list)
+    classes: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def kl_summary(self) -> dict[str, Any]:
+        """Mean KL and top-1 agreement with standard errors over windows, KL of every window, kl_p99 over positions."""
+        windows = [float(kl.mean()) for kl in self.kl]
+        mean, stderr = mean_and_stderr(windows)
+        top1, top1_stderr = mean_and_stderr([float(agree.to(torch.float64).mean()) for agree in self.agree])
+        everything = torch.cat(self.kl).to(torch.float64)
+        index = int(0.99 * (everything.numel() - 1))
+        return {
+            "kl_mean": mean,
+            "kl_stderr": stderr,
+            "kl_windows": windows,
+            "kl_p99": float(everything.sort().values[index]),
+            "top1": top1,
+            "top1_stderr": top1_stderr,
+        }
+
+    def class_shares(self) -> list[list[float]] | None:
+        """Shares of the classes among packed tokens, by layer; None without classes or packed tokens."""
+        counts = torch.stack(self.classes).sum(0).to(torch.float64) if self.classes else torch.zeros(1, 1)
+        if not bool((counts.sum(1) > 0).all()):
+            return None
+        shares: list[list[float]] = (counts / counts.sum(1, keepdim=True)).tolist()
+        return shares
+
+    def nll_summary(self) -> dict[str, float | None]:
+        """nll with its standard error over windows, and the reference's nll on the same positions."""
+        mean, stderr = mean_and_stderr([float(nll.mean()) for nll in self.nll])
+        reference, _ = mean_and_stderr([float(nll.mean()) for nll in self.nll_reference])
+        return {"nll": mean, "nll_stderr": stderr, "nll_reference": reference}
+
+
+@torch.no_grad()
+def score_windows(
+    model: nn.Module,
+    sites: list[AttentionSite],
+    methods: Sequence[Method],
+    windows: Tensor,
+    first: int,
+    after: Callable[[str], None],
+) -> list[Scores]:
+    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done."""
+    results = [Scores() for _ in methods]
+    device = input_device(model)
+    for index, window in enumerate(windows):
+        tokens = window[None].to(device)
+        reference = scored_logits(model, tokens, first)
+        if not bool(torch.isfinite(reference).all()):
+            # where it began says more than where it ended; that takes one more pass, and only now
+            check_model_rows(model, sites, tokens)
+            check_finite(reference, "reference", index)
+        after("reference")
+        for method, scores in zip(methods, results, strict=True):
+            began = time.perf_counter()
+            logits = _logits(model, sites, method, tokens, first, scores)
+            check_finite(logits, method.name, index)
+            _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
+            scores.seconds += time.perf_counter() - began
+            after(method.name)
+    return results
+
+
+def _logits(
+    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
+) -> Tensor:
+    codec = method.codecs[0]["k"]
+    if isinstance(codec, LayersCodec):
+        return chunked_logits(model, sites, method, tokens, first)
+    if not isinstance(codec, RatedCodec):
+        return method_logits(model, sites, method, tokens, first)
+    counts = torch.zeros(len(sites), len(codec.codecs), dtype=torch.int64)
+
+    def count(layer: int, classes: Tensor) -> None:
+        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
+
+    logits = rated_logits(model, sites, method, tokens, first, count)
+    scores.classes.append(counts)
+    return logits
+
+
+def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, targets.numel(), _POSITIONS):
+        rows = slice(start, start + _POSITIONS)
+        parts.append(
+            (
+                kl_divergence(reference[rows], logits[rows]),
+                negative_log_likelihood(logits[rows], targets[rows]),
+                negative_log_likelihood(reference[rows], targets[rows]),
+                (reference[rows].argmax(-1) == logits[rows].argmax(-1)).to(torch.float32),
+            )
+        )
+    kl, nll, nll_reference, agree = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    scores.kl.append(kl)
+    scores.nll.append(nll)
+    scores.nll_reference.append(nll_reference)
+    scores.agree.append(agree)

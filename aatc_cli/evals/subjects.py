@@ -1,0 +1,113 @@
+"""What an evaluation is of: a plan or the uncompressed reference, its codecs, and the machine it ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aatc_cli.artifacts.artifact import ModelIdentity, require_model
+from aatc_cli.artifacts.files import Plan, load_rated_codecs, load_simulated_codecs, transform_of
+from aatc_cli.artifacts.versions import versions
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import CastCodec
+from aatc_cli.core.joint import LayersCodec
+from aatc_cli.errors import UsageError
+from aatc_cli.evals.method_codecs import method_codecs
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.loading import pick_dtype
+from aatc_cli.models.placement import device_of
+from aatc_cli.profiles import Recipe
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How it is evaluated; never part of a file's identity, but recorded in it."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    force: bool = False
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One cache under evaluation: a plan, or a recipe that needs none (fp16)."""
+
+    recipe: Recipe
+    plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        """Name in progress and errors."""
+        return self.plan.name if self.plan else self.recipe.name
+
+
+def require_subjects(identity: ModelIdentity, subjects: Sequence[Subject]) -> None:
+    """Raise `ArtifactError` for a plan of another model."""
+    for subject in subjects:
+        if subject.plan:
+            require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+
+
+def origin_of(subject: Subject, identity: ModelIdentity, options: EvalOptions) -> dict[str, Any]:
+    """The fields of a `Measurement` that say of which cache and model it is and where it ran, all but its seconds."""
+    plan = subject.plan
+    return {
+        "recipe": subject.recipe.name,
+        "budget": plan.budget.label if plan else None,
+        "model": identity.name,
+        "model_fingerprint": identity.weights_fingerprint,
+        "plan": plan.artifact.manifest.digest if plan else None,
+        "bits": plan.mean_bits if plan else 16.0,
+        "device": device_name(options.device),
+        "dtype": str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
+        "versions": versions(),
+    }
+
+
+def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any, Any]]:
+    """One codec per layer and side: the plan's, packed or not, or a float16 cast for the reference."""
+    if subject.plan is None:
+        return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
+    transform = transform_of(subject.plan)
+    if subject.plan.classes is not None:
+        return list(load_rated_codecs(subject.plan, transform, device))
+    if subject.recipe.packed:
+        return list(load_simulated_codecs(subject.plan, transform, device))
+    return list(method_codecs(subject.plan, transform, device))
+
+
+def placed_codecs(subject: Subject, sites: Sequence[AttentionSite], options: EvalOptions) -> list[dict[Any, Any]]:
+    """The codecs of a subject on the evaluation's device, or of a spread model each where its layer computes.
+
+    Raises `UsageError` for a codec over all layers of a spread model.
+    """
+    if not options.spread:
+        return subject_codecs(subject, len(sites), options.device)
+    codecs = subject_codecs(subject, len(sites), "cpu")
+    if any(isinstance(codec, LayersCodec) for codec in codecs[0].values()):
+        raise UsageError(
+            f"{subject.name} codes all layers together, and --device-map auto may spread them over devices",
+            "evaluate it without --device-map, or use a recipe that codes layer by layer",
+        )
+    if subject.plan is None:
+        return codecs
+    return [
+        {side: codec.to(device_of(site.o)) for side, codec in layer.items()}
+        for site, layer in zip(sites, codecs, strict=True)
+    ]
+
+
+def device_name(device: str) -> str:
+    """What a figure ran on: the GPU's name, or the CPU's model where the system tells it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as handle:
+            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
+        return names[0] if names else "cpu"
+    except OSError:
+        return "cpu"

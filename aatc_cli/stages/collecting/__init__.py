@@ -1,0 +1,1 @@
+"""Parts of collect: the statistics being gathered, its passes over text, its processes."""

@@ -1,0 +1,104 @@
+"""The statistics that collect is gathering: what is gathered, how it goes to disk and how it comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.files import load_layer_stats
+from aatc_cli.artifacts.versions import versions
+from aatc_cli.core.stats import LayerStats, output_gram
+from aatc_cli.errors import AatcError, SettingsMismatchError
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.placement import at_hand, device_of
+from aatc_cli.profiles import dump
+from aatc_cli.stages.collecting.settings import CollectSettings
+
+
+class CollectJob:
+    """The statistics being collected, and how they go to disk and come back.
+
+    They lie on ``device``, or without one each layer's where the layer computes.
+    """
+
+    def __init__(
+        self,
+        settings: CollectSettings,
+        identity: ModelIdentity,
+        texts: list[TextRecord],
+        sites: list[AttentionSite],
+        device: str | None,
+        how: dict[str, Any],
+    ) -> None:
+        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
+        geometry = identity.geometry
+        rows = min(settings.rows, self.tokens(settings.samples))
+        self.layers = [
+            LayerStats.empty(geometry, rows, output_gram(_finite_output(site, device), geometry)) for site in sites
+        ]
+
+    def tokens(self, windows: int) -> int:
+        """Calibration tokens in ``windows`` windows."""
+        return windows * (self.settings.length - self.settings.skip_first)
+
+    def quota(self, window: int) -> int:
+        """Rows kept of one window, so that all windows together keep ``rows``."""
+        rows, samples = self.settings.rows, self.settings.samples
+        return rows * (window + 1) // samples - rows * window // samples
+
+    def begin_at(self, window: int) -> None:
+        """Leave room for the rows of windows before ``window``, which another process keeps."""
+        kept = self.settings.length - self.settings.skip_first
+        for layer in self.layers:
+            layer.filled = sum(min(self.quota(earlier), kept) for earlier in range(window))
+
+    def write(self, path: Path, windows: int, fisher: int) -> Manifest:
+        """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
+        with ArtifactWriter(path, "stats") as writer:
+            for index, layer in enumerate(self.layers):
+                for name, tensor in layer.tensors().items():
+                    writer.add(f"layers.{index}.{name}", tensor)
+            return writer.commit(
+                settings=dump(self.settings),
+                model=self.identity,
+                texts=self.texts,
+                results={"windows": windows, "tokens": self.tokens(windows), "fisher_windows": fisher},
+                provenance={"versions": versions(), **self.how},
+            )
+
+    def resume(self, path: Path) -> tuple[int, int]:
+        """Take the sums of the checkpoint at ``path``, if there is one; the windows and Fisher windows it covers.
+
+        Raises `SettingsMismatchError` when the model ran in another dtype before: sums of both would be of neither.
+        """
+        if not path.exists():
+            return 0, 0
+        artifact = open_artifact(path, "stats")
+        before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
+        if before != now:
+            raise SettingsMismatchError(
+                f"the checkpoint {path} was collected in {before}, now the model runs in {now}",
+                f"add --dtype {before} to continue it, or --force to start over",
+            )
+        for index, layer in enumerate(self.layers):
+            saved = load_layer_stats(artifact, index)
+            for name, tensor in saved.tensors().items():
+                held: Tensor = getattr(layer, name)
+                held[: tensor.shape[0]] = tensor.to(held.device)
+            layer.count, layer.filled = saved.count, saved.filled
+        return int(artifact.manifest.results["windows"]), int(artifact.manifest.results["fisher_windows"])
+
+
+def _finite_output(site: AttentionSite, device: str | None) -> Tensor:
+    """The weight of the output projection on ``device``, or without one where the layer computes."""
+    # no hook sees what the last layer's output projection gives, so its weight is looked at itself
+    with at_hand(site.o):
+        weight = site.o.weight.detach().to(device_of(site.o) if device is None else device)
+    if not bool(torch.isfinite(weight).all()):
+        problem = f"the output projection of layer {site.layer} is not finite"
+        raise AatcError(problem, "mend or replace the model's weights")
+    return weight

@@ -1,0 +1,1 @@
+"""What runs other stages: studies, stability, stages timed side by side."""

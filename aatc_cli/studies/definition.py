@@ -1,0 +1,84 @@
+"""Studies as data: which methods at which budgets answer which tasks. A TOML file each, read strictly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from aatc_cli.config import MAX_BITS, Settings
+from aatc_cli.profiles import load_named
+
+WindowTask = Literal["kl", "perplexity"]
+HarnessTask = Literal["gsm8k", "mmlu-pro", "math-500", "longbench"]
+_Bits = Annotated[float, Field(gt=0, le=MAX_BITS)]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+# fields that only some tasks read
+_READ_BY = {
+    "length": ("kl", "perplexity"),
+    "first": ("kl", "perplexity"),
+    "texts": ("kl", "perplexity", "ruler"),
+    "contexts": ("ruler",),
+    "seed": ("ruler",),
+    "subtasks": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
+    "chat": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
+}
+
+
+class StudyMethod(Settings):
+    """One recipe at its budgets. A recipe that allocates nothing (fp16) has none."""
+
+    recipe: str = Field(description="a recipe's name or the path of a .toml file")
+    budgets: tuple[_Bits, ...] = Field((), strict=False, description="bits per channel, as for allocate --budget")
+    effective: tuple[_Bits, ...] = Field(
+        (), strict=False, description="bits that a number of a packed token takes with all that goes with it"
+    )
+    label: str | None = Field(None, description="what the report calls it; the recipe's name unless given")
+    stats: str | None = Field(
+        None, pattern=_NAME, description="Stats of the run to calibrate on alone, by name; the run's own unless given"
+    )
+
+
+class StudyTask(Settings):
+    """One task, asked of every method."""
+
+    task: WindowTask | Literal["ruler"] | HarnessTask
+    texts: tuple[str, ...] = Field((), strict=False, description="held-out texts; those of --text unless given")
+    length: int = Field(2048, ge=2, description="tokens per window (kl, perplexity)")
+    first: int | None = Field(None, ge=0, description="first scored position (kl, perplexity); the task's own if none")
+    contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler)")
+    subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")
+    limit: int = Field(4, ge=0, description="windows per text or samples per subtask; 0 is all")
+    chat: bool = Field(False, description="ask in the model's chat template (benchmarks)")
+    seed: int = Field(0, ge=0, description="seed of the prompts (ruler)")
+
+    @model_validator(mode="after")
+    def _fields_are_read(self) -> Self:
+        for field, tasks in _READ_BY.items():
+            if self.task not in tasks and getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(f"{field} is not read by {self.task}, only by {', '.join(tasks)}")
+        if self.task == "ruler" and not self.contexts:
+            raise ValueError("ruler needs contexts")
+        return self
+
+
+class Study(Settings):
+    """Every method through every task."""
+
+    name: str = Field(pattern=_NAME, description="part of a file name: no space, no slash")
+    summary: str
+    methods: tuple[StudyMethod, ...] = Field(min_length=1, strict=False)
+    tasks: tuple[StudyTask, ...] = Field(min_length=1, strict=False)
+
+    @model_validator(mode="after")
+    def _methods_differ(self) -> Self:
+        places = [(method.recipe, method.stats) for method in self.methods]
+        twice = next((place for place in places if places.count(place) > 1), None)
+        if twice:
+            raise ValueError(f"recipe {twice[0]} is listed twice with the same stats; give it all budgets in one entry")
+        return self
+
+
+def load_study(name: str) -> Study:
+    """Read the study ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
+    return load_named("studies", name, Study)

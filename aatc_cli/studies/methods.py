@@ -1,0 +1,166 @@
+"""The methods of a study as subjects: missing transforms and plans are made, and what cannot be made says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aatc_cli.artifacts.artifact import open_artifact, read_manifest
+from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.study import StudyRow
+from aatc_cli.config import Budget
+from aatc_cli.console import say
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.subjects import Subject
+from aatc_cli.models.quantized import QuantizedCacheCodec
+from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.stages.allocate import allocate
+from aatc_cli.stages.whiten import whiten
+from aatc_cli.studies.definition import Study, StudyMethod
+from aatc_cli.studies.matching import Matcher
+
+# tokens at which the paper counts compression
+_PAPER_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A row of a study, the run its files lie in, and what is evaluated; no subject where the row says why not."""
+
+    row: StudyRow
+    place: Run
+    subject: Subject | None = None
+
+
+def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyMethod, Recipe]]:
+    """The methods of a study with their recipes; only of ``recipes`` where any are named.
+
+    Raises `UsageError` for a method without budgets that needs one, and for recipes that the study does not have.
+    """
+    found = [(method, load_recipe(method.recipe)) for method in study.methods]
+    named = {recipe.name for _, recipe in found}
+    for name in recipes:
+        if name not in named:
+            raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
+    for method, recipe in found:
+        if (recipe.allocator == "none") == bool(method.budgets or method.effective):
+            needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
+            raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
+    return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
+
+
+@dataclass
+class Methods:
+    """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe.
+
+    ``known``: rows of an earlier call, whose budgets for effective bits are taken over while their plans hold.
+    ``force`` makes plans anew.
+    """
+
+    run: Run
+    known: Mapping[str, StudyRow] = field(default_factory=dict)
+    force: bool = False
+    matchers: dict[Path, Matcher] = field(default_factory=dict)
+
+    def contestants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Contestant]:
+        """Every method at every budget, in order; only of ``recipes`` where any are named.
+
+        A plan that two entries come to is one contestant. Raises as `methods_of` does.
+        """
+        found: dict[tuple[Path, str], Contestant] = {}
+        for method, recipe in methods_of(study, recipes):
+            for contestant in self._of(method, recipe):
+                subject = contestant.subject
+                name = subject.name if subject else contestant.row.name
+                found.setdefault((contestant.place.root, name), contestant)
+        return list(found.values())
+
+    def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Contestant]:
+        place = self.run if method.stats is None else Run(self.run.root / "studies" / method.stats)
+        suffix = "" if method.stats is None else f" ({method.stats})"
+        plain = StudyRow(
+            name=recipe.name + suffix,
+            label=method.label or recipe.name,
+            recipe=recipe.name,
+            stats=method.stats,
+            asked=None,
+            matched=False,
+        )
+        if recipe.allocator == "none":
+            yield Contestant(
+                plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
+            )
+            return
+        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.effective]
+        for value, matched in wanted:
+            name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
+            asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
+            row = plain.model_copy(update=asked)
+            try:
+                subject = self._subject(place, recipe, row)
+            except AatcError as error:
+                say(f"study: {name} is left out: {error.message}")
+                yield Contestant(row.model_copy(update={"reason": reason_of(error, self.run.root)}), place)
+                continue
+            assert subject.plan is not None
+            update = {
+                "budget": subject.plan.budget.label,
+                "plan": subject.plan.artifact.manifest.digest,
+                "bits": subject.plan.mean_bits,
+                "bits_packed": subject.plan.layout.bits_packed,
+                "ratio": subject.plan.layout.ratio(_PAPER_CONTEXT),
+            }
+            yield Contestant(row.model_copy(update=update), place, subject)
+
+    def _subject(self, place: Run, recipe: Recipe, row: StudyRow) -> Subject:
+        """The plan at a budget, or at the budget that comes to these effective bits, with the Transform it needs."""
+        assert row.asked is not None
+        transform = place.transform(recipe.transform_name)
+        if not transform.exists():
+            self._whiten(place, recipe, row.stats)
+        if recipe.quantizer in ("quanto", "hqq"):
+            # a package that is missing is found here, and not after other methods have run
+            QuantizedCacheCodec.of(recipe.quantizer, recipe.max_bits, 1, recipe.window.flush)
+        budget = self._matched(place, recipe, row) if row.matched else Budget(unit="bits", value=row.asked)
+        plan = allocate(place, recipe, [budget], force=self.force)[0]
+        return Subject(plan.recipe, plan)
+
+    def _matched(self, place: Run, recipe: Recipe, row: StudyRow) -> Budget:
+        assert row.asked is not None
+        transform = open_artifact(place.transform(recipe.transform_name), "transform")
+        known = self.known.get(row.name)
+        if known is not None and known.budget is not None and not self.force:
+            budget = Budget(unit="bits", value=float(known.budget))
+            path = place.plan(recipe.name, budget)
+            plan = read_manifest(path) if path.exists() else None
+            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.manifest.digest}:
+                return budget
+        if transform.path not in self.matchers or self.matchers[transform.path].recipe != recipe:
+            self.matchers[transform.path] = Matcher.of(transform, recipe)
+        return self.matchers[transform.path].budget(row.asked)
+
+    def _whiten(self, place: Run, recipe: Recipe, stats: str | None) -> None:
+        rates = self.run.stats(stats or "stats")
+        if stats and not rates.exists():
+            problem = f"there are no Stats of the name {stats}"
+            raise ArtifactError(problem, f"make them by aatc collect --name {stats}, with the samples they are to have")
+        basis = self.run.stats("stats-transform")
+        whiten(
+            place,
+            transform_stats=rates if stats or not basis.exists() else basis,
+            rate_stats=rates,
+            transform=recipe.transform,
+            key_groups=recipe.key_groups,
+            value_groups=recipe.value_groups,
+        )
+
+
+def reason_of(error: Exception, root: Path) -> str:
+    """Why something could not be done, in one line; paths in the run at ``root`` begin there."""
+    if isinstance(error, AatcError):
+        said = f"{error.message}; {error.hint}" if error.hint else error.message
+    else:
+        first = next(iter(str(error).strip().splitlines()), "")
+        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return said.replace(f"{root}/", "")
