@@ -27,6 +27,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.tile_classes import RANKS
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
@@ -137,6 +138,8 @@ def load_layer_stats(artifact: Artifact, layer: int) -> LayerStats:
         "received": (BINS,),
         "k_probes": (BINS, channels, PROBES),
         "v_probes": (BINS, channels, PROBES),
+        "k_ranks": (2, RANKS, heads, dim, dim),
+        "v_ranks": (2, RANKS, heads, dim, dim),
     }
     parts = {}
     for part in LayerStats.TENSORS:

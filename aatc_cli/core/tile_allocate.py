@@ -50,9 +50,7 @@ class _Options:
     errors: Floats
 
 
-def allocate_planes(
-    pool: Sequence[Units], budget: int, curve: Floats, scale_bits: int
-) -> tuple[list[Ints], float]:
+def allocate_planes(pool: Sequence[Units], budget: int, curve: Floats, scale_bits: int) -> tuple[list[Ints], float]:
     """Widths [U, E] of every part of the pool within ``budget`` bits of a tile; the level, in nats for a bit.
 
     curve [max + 1]: error of a channel of energy 1 at 0, 1, ... bits, convex and falling. A unit that codes anything

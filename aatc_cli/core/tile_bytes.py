@@ -58,13 +58,7 @@ class TileBytes:
             codes[side] = float(widths[side].sum((1, 2)) @ quotas) / 8
             stored += float(plane_bits(*planes_of(widths[side])).sum(1) @ quotas) / 8
             scales += scale_bits * float(widths[side].any(-1).sum(1) @ quotas) / 8
-        return cls(
-            codes["k"],
-            codes["v"],
-            stored - codes["k"] - codes["v"],
-            scales,
-            float(order_bytes(rule, heads)),
-        )
+        return cls(codes["k"], codes["v"], stored - codes["k"] - codes["v"], scales, float(order_bytes(rule, heads)))
 
     @property
     def total(self) -> float:

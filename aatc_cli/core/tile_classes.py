@@ -19,8 +19,11 @@ from torch import Tensor
 Order = Literal["layer", "head"]
 RankedBy = Literal["received", "chance"]
 
-# groups of neighbouring ranks in which costs are measured
-RANKS = 16
+TILE = 64
+# a row block of a matrix instruction: quotas are multiples of it
+ROWS = 16
+# groups of neighbouring ranks in which costs are measured: the finest that quotas can part
+RANKS = TILE // ROWS
 # odd constants that spread the bits of a place over a word
 _MIX = (0x9E3779B1, 0x85EBCA6B)
 
@@ -53,13 +56,8 @@ class TileRule:
         return tuple(quota / self.tile for quota in self.quotas)
 
     def lags(self, recent: int) -> tuple[int, int]:
-        """First and last distance of the queries that count, in a window of ``recent`` tokens.
-
-        The last is the one that every token of a tile meets before the tile leaves. The first is half of that: what its
-        neighbours pay a token says little of what later ones will.
-        """
-        last = recent - self.tile
-        return last // 2, last
+        """First and last distance of the queries that count, in a window of ``recent`` tokens."""
+        return tile_lags(recent, self.tile)
 
     def orders(self, heads: int) -> int:
         """Orders of a layer: one, or one for each of ``heads`` kv heads."""
@@ -93,6 +91,16 @@ class TileRule:
         groups = self.class_of_rank().view(RANKS, -1)
         members = torch.stack([(groups == k).sum(-1) for k in range(self.classes)]).to(torch.float64)
         return members / members.sum(1, keepdim=True)
+
+
+def tile_lags(recent: int, tile: int = TILE) -> tuple[int, int]:
+    """First and last distance of the queries that count for a token, in a window of ``recent`` tokens.
+
+    The last is the one that every token of a tile meets before the tile leaves. The first is half of that: what its
+    neighbours pay a token says little of what later ones will.
+    """
+    last = max(recent - tile, 0)
+    return last // 2, last
 
 
 def tile_ranks(received: Tensor) -> Tensor:

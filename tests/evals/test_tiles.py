@@ -63,9 +63,7 @@ def decode(feed, model, codecs, rule: TileRule, window: Window, tokens: torch.Te
         done = sum(entry["class"] is not None for entry in memory)
         tile = memory[window.sinks + done : window.sinks + done + rule.tile]
         for head in range(2):
-            received = [
-                sum(entry["received"]) if rule.order == "layer" else entry["received"][head] for entry in tile
-            ]
+            received = [sum(entry["received"]) if rule.order == "layer" else entry["received"][head] for entry in tile]
             ranking = sorted(range(rule.tile), key=lambda i: (received[i], i))
             limits = [sum(rule.quotas[: k + 1]) for k in range(len(rule.quotas))]
             for rank, i in enumerate(ranking):

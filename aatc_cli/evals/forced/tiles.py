@@ -54,9 +54,7 @@ def tiled_logits(
         return scored_logits(model, tokens, first)
 
 
-def tiled_attention(
-    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window
-) -> tuple[Tensor, Tensor]:
+def tiled_attention(inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window) -> tuple[Tensor, Tensor]:
     """Attention of every query over exact sinks and window and packed tiles; classes of the tokens of the latter.
 
     A class without bits on either side is not kept: no query of that head sees its tokens.
@@ -114,8 +112,7 @@ def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:
 
 
 def _weights(site: AttentionSite, query: Tensor, keys: Tensor, hidden: Tensor | None) -> Tensor:
-    """Attention weights [B, H, G, n, S] of the scaled queries of the last n of S tokens; ``hidden`` is added to scores.
-    """
+    """Attention weights [B, H, G, n, S] of the scaled queries of the last n of S tokens; ``hidden`` is added to scores."""
     heads, sinks, count, size = keys.shape[1], site.sinks, query.shape[3], keys.shape[2]
     scores = (query.flatten(2, 3) @ keys.transpose(-1, -2)).view(*query.shape[:4], size)
     scores = cap_scores(scores, site.softcap)
