@@ -224,7 +224,7 @@ def test_every_environment_variable_is_documented():
 def test_command_reference_is_current(monkeypatch):
     """docs/cli.md is what ``make docs`` writes."""
     monkeypatch.delenv("AATC_RUN", raising=False)
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     context = typer.Context(group)
     context.obj = {typer.cli.MARKUP_MODE_KEY: app.rich_markup_mode}
     written = typer.cli.get_docs_for_click(obj=group, ctx=context, name="aatc").strip() + "\n"
