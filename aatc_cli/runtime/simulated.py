@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -133,7 +133,7 @@ class SimulatedSpec(CacheSpec):
 
     codecs: Codecs = ()
     layers: tuple[AttentionSite | ExactLayer, ...] = ()
-    coordinates: Coordinates = "pre-rope"
+    coordinates: Coordinates = field(kw_only=True)
     device: torch.device | None = None
 
     def stores(self, batch: int) -> list[Store]:
@@ -214,9 +214,7 @@ class SimulatedSession:
 
 
 @contextmanager
-def simulated(
-    model: nn.Module, codecs: Codecs, window: Window, coordinates: Coordinates = "pre-rope"
-) -> Iterator[SimulatedSession]:
+def simulated(model: nn.Module, codecs: Codecs, window: Window, coordinates: Coordinates) -> Iterator[SimulatedSession]:
     """Attach simulated caches to ``model`` while the block lasts.
 
     codecs: per compressed layer the codec of "k" and "v", any of `core.codec.Codec`, on the model's device. Raises

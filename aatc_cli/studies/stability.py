@@ -156,6 +156,7 @@ def _score(
             one.name,
             subject_codecs(Subject(one.plan.recipe, one.plan), len(sites), options.device),
             one.plan.recipe.window,
+            one.plan.recipe.coordinates,
         )
         for one in found
     ]

@@ -227,7 +227,7 @@ def test_a_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: st
     # float64: in float32 a code on a rounding tie may fall either way, which is a step and not rounding
     model = load_model(find_model(str(tiny_llama))).double()
     ids = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(2))
-    scored = method_logits(model, attention_sites(model), Method(name, codecs, WINDOW), ids, 0)
+    scored = method_logits(model, attention_sites(model), Method(name, codecs, WINDOW, "pre-rope"), ids, 0)
     with compressed(model, codecs, WINDOW) as session:
         live = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: live}).logits[0, -1] for t in range(ids.shape[1])]
