@@ -21,12 +21,13 @@ import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
 from aatc_cli.cli import app
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import available, load_model_profile, load_recipe
 from aatc_cli.stages.inspecting.preflight import stats_bytes
 
 ROOT = Path(__file__).parent.parent

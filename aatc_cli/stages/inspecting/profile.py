@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from aatc_cli.config import Budget
+from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
-from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.inspecting.facts import Inspection, Table, layout_table
 from aatc_cli.stages.inspecting.preflight import ROWS, stats_bytes
