@@ -174,7 +174,7 @@ def expected_logits(
         site, query = inputs.site, inputs.query
         prompt = exact_attention(site, query, inputs.key, inputs.value, inputs.scaling)
         span = slice(window.sinks, window.sinks + packed_tokens(query.shape[2], window))
-        k_hat, v_hat = reconstruct(inputs, codecs[site.layer])
+        k_hat, v_hat = reconstruct(inputs, codecs[site.layer], 0, "pre-rope")
         keys, values = inputs.key.clone(), inputs.value.clone()
         keys[:, :, span], values[:, :, span] = k_hat[:, :, span], v_hat[:, :, span]
         seen = None

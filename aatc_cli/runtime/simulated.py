@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from aatc_cli.config import Window
+from aatc_cli.config import HeadGroups, Window
 from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
@@ -27,7 +27,6 @@ from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.layer_kinds import rope_switch
 from aatc_cli.models.refusals import check_model
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.batch import CacheSpec, Group, Store
 from aatc_cli.runtime.cache import CompressedState
 from aatc_cli.runtime.sliding import SlidingStore
@@ -133,7 +132,7 @@ class SimulatedSpec(CacheSpec):
 
     codecs: Codecs = ()
     layers: tuple[AttentionSite | ExactLayer, ...] = ()
-    coordinates: Coordinates = "pre-rope"
+    coordinates: Coordinates = field(kw_only=True)
     device: torch.device | None = None
 
     def stores(self, batch: int) -> list[Store]:
@@ -214,9 +213,7 @@ class SimulatedSession:
 
 
 @contextmanager
-def simulated(
-    model: nn.Module, codecs: Codecs, window: Window, coordinates: Coordinates = "pre-rope"
-) -> Iterator[SimulatedSession]:
+def simulated(model: nn.Module, codecs: Codecs, window: Window, coordinates: Coordinates) -> Iterator[SimulatedSession]:
     """Attach simulated caches to ``model`` while the block lasts.
 
     codecs: per compressed layer the codec of "k" and "v", any of `core.codec.Codec`, on the model's device. Raises

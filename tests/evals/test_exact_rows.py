@@ -66,7 +66,7 @@ def test_every_token_is_read_in_eight_bits(name, sides, request):
         expected = scored_logits(model, tokens, 0)
     codecs = [dict.fromkeys(SIDES, CastCodec(torch.float64))] * 4
     window = Window(sinks=2, recent=8, flush=4, **{f"{name}_bits": 8 for name in sides_named(sides)})
-    got = method_logits(model, sites, Method("8", codecs, window), tokens, 0)
+    got = method_logits(model, sites, Method("8", codecs, window, "pre-rope"), tokens, 0)
     assert (got - expected).abs().max() < 1e-10 * expected.abs().max()
     assert (got - scored_logits(model, tokens, 0)).abs().max() > 1e-4 * expected.abs().max()
 

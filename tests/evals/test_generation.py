@@ -34,7 +34,7 @@ def prompts():
 def contenders(model, codecs):
     layers = attention_layers(model)
     coarse, fine = ([*codecs(4, 32, 2, bits)] for bits in (1, 4))
-    with simulated(model, coarse, WINDOW) as session:
+    with simulated(model, coarse, WINDOW, "pre-rope") as session:
         spec = session.spec
     return [
         Plain("fp16", model),

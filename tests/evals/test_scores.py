@@ -23,7 +23,10 @@ def test_scores_equal_the_definitions(tiny_llama):
     sites, first = attention_sites(model), 7
     windows = torch.randint(0, 256, (3, 300), generator=torch.Generator().manual_seed(0))
     rough = Method(
-        "rough", [dict.fromkeys(SIDES, CastCodec(torch.float8_e4m3fn))] * 4, Window(sinks=1, recent=4, flush=2)
+        "rough",
+        [dict.fromkeys(SIDES, CastCodec(torch.float8_e4m3fn))] * 4,
+        Window(sinks=1, recent=4, flush=2),
+        "pre-rope",
     )
     told = []
     (scores,) = score_windows(model, sites, [rough], windows, first, told.append)

@@ -93,7 +93,7 @@ def decode_token_by_token(feed, model, method: Method, tokens: torch.Tensor) -> 
     ],
 )
 def test_one_pass_equals_token_by_token(model, fed_one_by_one, window, length):
-    method = Method("test", random_codecs(4, 32, 2, bits=3), window)
+    method = Method("test", random_codecs(4, 32, 2, bits=3), window, "pre-rope")
     tokens = tokens_of(length)
     expected = decode_token_by_token(fed_one_by_one, model, method, tokens)[:-1]
     got = method_logits(model, attention_sites(model), method, tokens, 0)
@@ -109,7 +109,7 @@ def test_one_pass_equals_token_by_token(model, fed_one_by_one, window, length):
 
 
 def test_sixteen_bits_give_the_model_itself(model):
-    method = Method("wide", random_codecs(4, 32, 1, bits=16), Window(sinks=1, recent=4, flush=2))
+    method = Method("wide", random_codecs(4, 32, 1, bits=16), Window(sinks=1, recent=4, flush=2), "pre-rope")
     tokens = tokens_of(80)
     got, plain = method_logits(model, attention_sites(model), method, tokens, 10), scored_logits(model, tokens, 10)
     assert (got - plain).abs().max() < 5e-3 * plain.abs().max()
@@ -118,7 +118,7 @@ def test_sixteen_bits_give_the_model_itself(model):
 
 def test_float16_cache_is_nearly_exact_and_not_exactly(model):
     codecs = [dict.fromkeys(SIDES, CastCodec(torch.float16))] * 4
-    method = Method("fp16", codecs, Window(sinks=0, recent=1, flush=1))
+    method = Method("fp16", codecs, Window(sinks=0, recent=1, flush=1), "pre-rope")
     tokens = tokens_of(64)
     difference = (
         method_logits(model, attention_sites(model), method, tokens, 0) - scored_logits(model, tokens, 0)
@@ -131,12 +131,12 @@ def test_sliding_window_layers_never_look_back_further(tmp_path, new_model):
     model = load_model(find_model(str(folder))).double()
     sites = attention_sites(model)
     assert {site.sliding_window for site in sites} == {24}
-    exact = Method("exact", random_codecs(4, 32, 1, bits=16), Window(sinks=2, recent=8, flush=4))
+    exact = Method("exact", random_codecs(4, 32, 1, bits=16), Window(sinks=2, recent=8, flush=4), "pre-rope")
     tokens = tokens_of(90)
     plain = scored_logits(model, tokens, 0)
     assert (method_logits(model, sites, exact, tokens, 0) - plain).abs().max() < 1e-2 * plain.abs().max()
     # with the window wider than sliding_window nothing packed is ever in sight: low bits change nothing
-    hidden = Method("hidden", random_codecs(4, 32, 1, bits=1), Window(sinks=0, recent=32, flush=4))
+    hidden = Method("hidden", random_codecs(4, 32, 1, bits=1), Window(sinks=0, recent=32, flush=4), "pre-rope")
     torch.testing.assert_close(method_logits(model, sites, hidden, tokens, 0), plain)
 
 
@@ -160,7 +160,7 @@ def test_override_leaves_no_trace_even_after_an_error(model):
 
 def test_a_foreign_rotation_is_refused(tiny_llama):
     model = load_model(find_model(str(tiny_llama))).double()
-    method = Method("test", random_codecs(4, 32, 1, bits=4), Window(sinks=2, recent=8, flush=4))
+    method = Method("test", random_codecs(4, 32, 1, bits=4), Window(sinks=2, recent=8, flush=4), "pre-rope")
     # an interleaved rotation, as some families use
     sites = [replace(site, rope="interleaved") for site in attention_sites(model)]
     with pytest.raises(AatcError, match=r"not the one known of its architecture \(interleaved\)"):

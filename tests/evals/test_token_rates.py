@@ -54,7 +54,7 @@ def rated(bits: tuple[int, ...], thresholds: list[float]) -> list[dict[str, Rate
 
 # thresholds that spread the tokens of the tiny models over all classes (asserted below)
 EDGES = [0.02, 0.1]
-METHOD = Method("rated", rated((1, 3, 6), EDGES), WINDOW)
+METHOD = Method("rated", rated((1, 3, 6), EDGES), WINDOW, "pre-rope")
 
 
 def weights_of(query: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -154,7 +154,7 @@ def test_one_class_everywhere_is_the_plain_codec(model):
     for k, edges in ((0, [1e6, 1e7]), (2, [-2.0, -1.0]), (1, [-1.0, 1e6])):
         method = replace(METHOD, codecs=rated((1, 3, 6), edges))
         alone = [{side: layer[side].codecs[k] for side in SIDES} for layer in method.codecs]
-        wanted = method_logits(model, attention_sites(model), Method("alone", alone, WINDOW), tokens, 0)
+        wanted = method_logits(model, attention_sites(model), Method("alone", alone, WINDOW, "pre-rope"), tokens, 0)
         got, classes = one_pass(model, method, tokens)
         assert {c for found in classes.values() for c in found[0].tolist()} == {k}
         assert (got - wanted).abs().max() < 1e-11 * wanted.abs().max()
@@ -190,7 +190,7 @@ def test_sliding_layers_hide_what_lies_behind(tmp_path, new_model):
     expected = method_logits(
         model,
         attention_sites(model),
-        Method("alone", [{s: layer[s].codecs[1] for s in SIDES} for layer in METHOD.codecs], WINDOW),
+        Method("alone", [{s: layer[s].codecs[1] for s in SIDES} for layer in METHOD.codecs], WINDOW, "pre-rope"),
         tokens,
         0,
     )

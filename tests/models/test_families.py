@@ -73,7 +73,7 @@ def test_token_by_token_equals_the_evaluator(family, family_model, codecs):
     geometry = geometry_of(model.config)
     sites = codecs(geometry.layers, geometry.channels, 1, 3)
     ids = tokens_of(LENGTH)
-    expected = method_logits(model, attention_sites(model), Method("test", sites, WINDOW), ids, 0)
+    expected = method_logits(model, attention_sites(model), Method("test", sites, WINDOW, "pre-rope"), ids, 0)
     with compressed(model, sites, WINDOW) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(LENGTH)]

@@ -36,7 +36,7 @@ def test_token_by_token_equals_the_one_pass_evaluator(
     geometry = geometry_of(model.config)
     plan = codecs(geometry.layers, geometry.channels, 1, 3)
     ids = torch.randint(0, 256, (1, 36), generator=torch.Generator().manual_seed(0))
-    expected = method_logits(model, attention_sites(model), Method("t", plan, WINDOW), ids, 0)
+    expected = method_logits(model, attention_sites(model), Method("t", plan, WINDOW, "pre-rope"), ids, 0)
     with compressed(model, plan, WINDOW) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(36)]

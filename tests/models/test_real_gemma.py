@@ -37,7 +37,7 @@ def test_real_text_beyond_the_sliding_window(codecs):
     errors = {}
     for bits in (16, 4):
         sites = codecs(geometry.layers, geometry.channels, 1, bits, dtype=torch.float32)
-        expected = method_logits(model, attention_sites(model), Method("test", sites, Window()), ids, 530)
+        expected = method_logits(model, attention_sites(model), Method("test", sites, Window(), "pre-rope"), ids, 530)
         with compressed(model, sites, Window()) as session:
             cache = session.new_cache()
             model(ids[:, :530], **{session.keyword: cache})

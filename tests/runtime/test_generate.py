@@ -115,7 +115,7 @@ def oracle_logits(model, codecs, window, prompt, steps):
 def test_token_by_token_equals_the_one_pass_evaluator(model, codecs, window, length, quantizer):
     sites = codecs(4, 32, 2, "mixed", quantizer=quantizer)
     ids = tokens_of(length)
-    expected = method_logits(model, attention_sites(model), Method("test", sites, window), ids, 0)
+    expected = method_logits(model, attention_sites(model), Method("test", sites, window, "pre-rope"), ids, 0)
     with compressed(model, sites, window) as session:
         cache, rows = session.new_cache(), []
         for t in range(length):
@@ -123,7 +123,9 @@ def test_token_by_token_equals_the_one_pass_evaluator(model, codecs, window, len
             assert cache.get_seq_length() == t + 1
     scale = expected.abs().max()
     assert (torch.stack(rows)[:-1] - expected).abs().max() < 1e-9 * scale
-    exact = method_logits(model, attention_sites(model), Method("exact", sites, Window(sinks=length)), ids, 0)
+    exact = method_logits(
+        model, attention_sites(model), Method("exact", sites, Window(sinks=length), "pre-rope"), ids, 0
+    )
     changed = (exact - expected).abs().max() > 1e-2 * scale
     assert changed == (length > window.sinks + window.recent)
 
@@ -405,7 +407,7 @@ def test_sliding_window_layers(tmp_path, new_model, codecs):
     model = load_model(find_model(str(new_model(tmp_path / "m", family="mistral", sliding_window=12)))).double()
     sites = codecs(4, 32, 2, 3)
     ids = tokens_of(40)
-    expected = method_logits(model, attention_sites(model), Method("t", sites, WINDOW), ids, 0)
+    expected = method_logits(model, attention_sites(model), Method("t", sites, WINDOW, "pre-rope"), ids, 0)
     with compressed(model, sites, WINDOW) as session, torch.no_grad():
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(40)]

@@ -139,7 +139,7 @@ def test_generate_ends_with_the_error(model, plan):
 
 def test_evaluations_name_layer_and_token(model, plan):
     spoil(model, INF)
-    sites, method = attention_sites(model), Method("paper", plan, WINDOW)
+    sites, method = attention_sites(model), Method("paper", plan, WINDOW, "pre-rope")
     windows = torch.stack((ids(40)[0], ids(40, 21)[0]))
     with pytest.raises(AatcError, match="the keys of layer 0 are not finite at token 21"):
         score_windows(model, sites, [method], windows, 8, lambda name: None)

@@ -27,7 +27,7 @@ LENGTHS = [
 @torch.no_grad()
 def both_ways(model, codecs, window, ids):
     """Logits [T - 1, V] token by token and in one pass, and the cache that the first of them left."""
-    expected = method_logits(model, attention_sites(model), Method("t", codecs, window), ids, 0)
+    expected = method_logits(model, attention_sites(model), Method("t", codecs, window, "pre-rope"), ids, 0)
     with compressed(model, codecs, window) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(ids.shape[1])]
@@ -87,7 +87,7 @@ def test_in_float32_codes_on_a_tie_are_all_the_difference(real, narrow, decoded,
     stores = cache.state.groups[0].stores
     held = [decoded(store, 3) for store in stores]
     recorded = [{side: Recorded(rows[0]) for side, rows in zip("kv", pair, strict=True)} for pair in held]
-    given = method_logits(model, attention_sites(model), Method("recorded", recorded, window), ids, 0)
+    given = method_logits(model, attention_sites(model), Method("recorded", recorded, window, "pre-rope"), ids, 0)
     alike = (got - given).abs().max()
     ties, costs = kl(expected[first:], got[first:]), kl(plain[first:], expected[first:])
     print(

@@ -102,7 +102,7 @@ def test_token_by_token_is_the_one_pass_evaluator(model, make, coordinates):
 
 def test_layers_together_token_by_token(model):
     codecs, tokens = over_layers(), tokens_of(LENGTH)
-    method = Method("t", codecs, WINDOW)
+    method = Method("t", codecs, WINDOW, "pre-rope")
     expected = chunked_logits(model, attention_sites(model), method, tokens, 0)
     assert close(decoded(model, codecs, "pre-rope", tokens)[0, :-1], expected)
     assert torch.equal(chunked_logits(model, attention_sites(model), method, tokens, 30), expected[30:])
@@ -145,7 +145,7 @@ def test_generation_in_batches_is_that_of_each_prompt(model, make):
     for row, prompt in enumerate(prompts):
         padded[row, 40 - len(prompt) :] = prompt
         mask[row, 40 - len(prompt) :] = 1
-    with simulated(model, make(), WINDOW) as session:
+    with simulated(model, make(), WINDOW, "pre-rope") as session:
 
         def generate(ids, attention):
             return model.generate(
@@ -166,7 +166,7 @@ def test_generation_in_batches_is_that_of_each_prompt(model, make):
 
 def test_steps_back_and_beams(model):
     tokens = tokens_of(50)
-    with simulated(model, along_tokens(), WINDOW) as session, torch.no_grad():
+    with simulated(model, along_tokens(), WINDOW, "pre-rope") as session, torch.no_grad():
         keyword = session.keyword
         one, other = session.new_cache(), session.new_cache()
         for cache in (one, other):
@@ -185,7 +185,7 @@ def test_steps_back_and_beams(model):
 
 
 def test_what_it_refuses(model):
-    with pytest.raises(AatcError, match="3 layers of codecs"), simulated(model, along_tokens()[:3], WINDOW):
+    with pytest.raises(AatcError, match="3 layers of codecs"), simulated(model, along_tokens()[:3], WINDOW, "pre-rope"):
         pass
     with (
         pytest.raises(AatcError, match="GroupedMinMax has no codes to pack"),

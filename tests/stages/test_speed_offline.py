@@ -16,7 +16,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.studies.definition import offline_speed as speed_offline
+from aatc_cli.studies import offline_speed as speed_offline
 from aatc_cli.studies.offline_speed import OfflineBench, measure_offline
 
 GEOMETRY = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)

@@ -10,14 +10,15 @@ import torch
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run, load_layer_stats, open_plan, open_stats, transform_of
-from aatc_cli.config import Window, make_budget
+from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.stability import StabilityResult, spread
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
@@ -51,9 +52,11 @@ def calibration_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def compare(run: Run, model: Path, names: str, texts: list[str], chosen: Recipe) -> StabilityResult:
+def compare(
+    run: Run, model: Path, names: str, texts: list[str], chosen: Recipe, budget: Budget = BUDGET
+) -> StabilityResult:
     stats = [run.stats(name) for name in names]
-    return stability(run, find_model(str(model)), chosen, BUDGET, stats, texts, SETTINGS, EvalOptions())
+    return stability(run, find_model(str(model)), chosen, budget, stats, texts, SETTINGS, EvalOptions())
 
 
 def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path) -> None:
@@ -79,6 +82,20 @@ def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, c
     first = [row.kl_mean for row in result.rows[:2]]
     assert result.kl_spread["corpus.txt"] == max(first) / min(first)
     assert read_measurement(run.evals / "stability.loss-aware-2.5.a-b.json", StabilityResult) == result
+
+
+@pytest.mark.parametrize(("name", "bits"), [("kivi", 2), ("per-token", 2), ("fp8", 8)])
+def test_codecs_see_the_coordinates_of_their_recipe(
+    name: str, bits: int, run: Run, tiny_llama: Path, corpus: Path
+) -> None:
+    """Recipes that code the rotated cache are scored on the rotated cache, as eval does it."""
+    chosen = load_recipe(name).model_copy(update={"window": Window(sinks=2, recent=32, flush=32)})
+    assert chosen.coordinates == "post-rope"
+    [first, _] = compare(run, tiny_llama, "ab", [str(corpus)], chosen, make_budget(bits=bits)).rows
+    plan = open_plan(run.root / "stability" / "a" / "plans" / f"{name}-{bits}")
+    place, subject = Run(run.root / "stability" / "a"), Subject(plan.recipe, plan)
+    [found] = evaluate(place, find_model(str(tiny_llama)), [subject], [str(corpus)], SETTINGS, EvalOptions())
+    assert first.kl_mean == found.kl_mean
 
 
 def test_other_gradients_price_the_same_noise(run: Run, tiny_llama: Path, corpus: Path) -> None:

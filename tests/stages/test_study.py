@@ -26,8 +26,8 @@ from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
+from aatc_cli.studies import run as study_stage
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
-from aatc_cli.studies.definition import run as study_stage
 from aatc_cli.studies.matching import Matcher
 from aatc_cli.studies.methods import Methods
 from aatc_cli.studies.run import StudyChoices, run_study

@@ -45,7 +45,7 @@ class Method:
     name: str
     codecs: Codecs
     window: Window
-    coordinates: Coordinates = "pre-rope"
+    coordinates: Coordinates
 
 
 def method_logits(
@@ -66,10 +66,7 @@ def method_logits(
 
 
 def reconstruct(
-    inputs: LayerInputs,
-    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec],
-    sinks: int = 0,
-    coordinates: Coordinates = "pre-rope",
+    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec | RatedCodec], sinks: int, coordinates: Coordinates
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 

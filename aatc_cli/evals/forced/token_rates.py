@@ -35,7 +35,12 @@ def rated_logits(
     first: int,
     on_classes: OnClasses,
 ) -> Tensor:
-    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a cache with token rates. -> [P, V]."""
+    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a cache with token rates. -> [P, V].
+
+    Token rates go with packed quantizers, which see keys before RoPE; raises `ValueError` for other coordinates.
+    """
+    if method.coordinates != "pre-rope":
+        raise ValueError(f"{method.name}: token rates are of keys before RoPE")
 
     def attend(inputs: LayerInputs) -> Tensor:
         codecs: Mapping[Side, RatedCodec] = method.codecs[inputs.site.layer]  # type: ignore[assignment]
@@ -54,7 +59,7 @@ def rated_attention(inputs: LayerInputs, codecs: Mapping[Side, RatedCodec], wind
     """
     keys, values = inputs.key.clone(), inputs.value.clone()
     hats = [
-        reconstruct(inputs, {"k": k, "v": v}, window.sinks)
+        reconstruct(inputs, {"k": k, "v": v}, window.sinks, "pre-rope")
         for k, v in zip(codecs["k"].codecs, codecs["v"].codecs, strict=True)
     ]
     empty = torch.tensor(
