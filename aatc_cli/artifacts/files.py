@@ -26,8 +26,8 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.core.tile_classes import RANKS
+from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.recipe import PACKED_QUANTIZERS, Recipe

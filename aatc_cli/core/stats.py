@@ -167,12 +167,13 @@ class LayerStats:
         whole = slice(window.sinks, window.sinks + tiles * TILE)
         heads, dim = self.q_outer.shape[:2]
         rows = gradients[:, whole].to(torch.promote_types(gradients.dtype, torch.float32))
-        by_tile = rows.unflatten(2, (heads, dim)).transpose(1, 2).unflatten(2, (tiles, TILE))
+        by_head = torch.unflatten(rows, 2, (heads, dim)).transpose(1, 2)
+        by_tile = torch.unflatten(by_head, 2, (tiles, TILE))
         total = self.k_ranks if side == "k" else self.v_ranks
-        own = received[..., whole].unflatten(2, (tiles, TILE))
+        own = torch.unflatten(received[..., whole], 2, (tiles, TILE))
         for place, scores in enumerate((own.sum(1, keepdim=True).expand_as(own), own)):
             order = scores.argsort(dim=-1, stable=True)[..., None].expand(*by_tile.shape)
-            ranked = by_tile.gather(3, order).unflatten(3, (RANKS, -1))
+            ranked = torch.unflatten(by_tile.gather(3, order), 3, (RANKS, -1))
             # [H, RANKS, B * tiles * tokens, D]: groups hold equally many tokens
             groups = ranked.permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
             with wide_products(gradients):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +127,7 @@ def _filled(errors: Floats, twos: Ints, ones: Ints, price: Floats) -> tuple[Ints
 
     price [U] of a digit of two bits, at which it is chosen which channels are odd.
     """
-    units, size, count = errors.shape
+    units, size, _ = errors.shape
     even, odd = errors[:, :, 0::2], errors[:, :, 1::2]
     digits = np.arange(even.shape[2])
     costs = price[:, None, None] * digits
@@ -169,7 +170,7 @@ def _buy(pool: Sequence[Units], options: Sequence[_Options], budget: int) -> tup
             chosen[part][unit] = path[0]
             tokens = int(units.tokens[unit])
             budget -= tokens * int(option.bits[unit, path[0]])
-            for before, after in zip(path[:-1], path[1:], strict=True):
+            for before, after in pairwise(path):
                 more = int(option.bits[unit, after] - option.bits[unit, before])
                 saved = float(option.errors[unit, before] - option.errors[unit, after]) / more
                 steps.append((-saved, part, unit, before, after, tokens * more))

@@ -64,7 +64,7 @@ class TileRule:
         return heads if self.order == "head" else 1
 
     def received(self, weights: Tensor, watched: Tensor) -> Tensor:
-        """What tokens receive from n queries: weights [B, H, G, n, S], ``watched`` [n, S] of 0 and 1. -> [B, orders, S].
+        """What tokens receive from n queries: weights [B, H, G, n, S], watched [n, S] of 0 and 1. -> [B, orders, S].
 
         Query heads of one kv head lie together in G.
         """
@@ -78,7 +78,7 @@ class TileRule:
         """
         if self.ranked_by == "chance":
             received = chance(received, first, layer)
-        ranks = tile_ranks(received.unflatten(-1, (-1, self.tile)))
+        ranks = tile_ranks(torch.unflatten(received, -1, (-1, self.tile)))
         return self.class_of_rank(received.device)[ranks].flatten(-2)
 
     def class_of_rank(self, device: torch.device | None = None) -> Tensor:
@@ -128,7 +128,7 @@ def class_bits(classes: int) -> int:
 def pack_classes(classes: Tensor, count: int) -> Tensor:
     """Classes [..., t] below ``count`` as bytes [..., t * bits / 8]: one mask of t bits for every bit of a class."""
     places = 1 << torch.arange(8, device=classes.device)
-    masks = [((classes >> bit) & 1).unflatten(-1, (-1, 8)).mul(places).sum(-1) for bit in range(class_bits(count))]
+    masks = [(torch.unflatten((classes >> bit) & 1, -1, (-1, 8)) * places).sum(-1) for bit in range(class_bits(count))]
     if not masks:
         return torch.zeros(*classes.shape[:-1], 0, dtype=torch.uint8, device=classes.device)
     return torch.cat(masks, -1).to(torch.uint8)
@@ -138,7 +138,7 @@ def unpack_classes(data: Tensor, count: int) -> Tensor:
     """Inverse of `pack_classes`, for at least two classes. -> int64 [..., t]."""
     places = torch.arange(8, device=data.device)
     bits = (data[..., None].to(torch.int64) >> places) & 1
-    masks = bits.flatten(-2).unflatten(-1, (class_bits(count), -1))
+    masks = torch.unflatten(bits.flatten(-2), -1, (class_bits(count), -1))
     weights = 1 << torch.arange(masks.shape[-2], device=data.device)
     return (masks * weights[:, None]).sum(-2)
 

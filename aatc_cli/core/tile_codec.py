@@ -31,7 +31,7 @@ class TileCodec:
 
     def coded(self) -> Tensor:
         """Whether tokens of a class have any bit in a head group: bool [n, groups]."""
-        return self.bits.unflatten(-1, (self.codec.groups, -1)).any(-1)
+        return torch.unflatten(self.bits, -1, (self.codec.groups, -1)).any(-1)
 
     @cached_property
     def _all(self) -> TransformCodec:
@@ -50,8 +50,9 @@ class TileCodec:
         """What each class would give back for vectors [..., C], as ``x`` is held: [n, ..., C]. Encoded once."""
         h = self.codec.latents(x)
         wide = h.unsqueeze(-2).expand(*h.shape[:-1], self.classes, h.shape[-1]).flatten(-2)
-        found = self._all.dequantize(*self._all.quantize(wide)).unflatten(-1, (self.classes, -1)).movedim(-2, 0)
-        return saturated(decode(found, self.codec.decode), x.dtype)
+        coded = self._all.dequantize(*self._all.quantize(wide))
+        by_class = torch.unflatten(coded, -1, (self.classes, -1)).movedim(-2, 0)
+        return saturated(decode(by_class, self.codec.decode), x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TileCodec:
         """Move to a device, matrices and scales in ``dtype``."""

@@ -145,7 +145,7 @@ def test_classes_alike_are_the_plain_codec(model):
     """Where every class has the same widths, the result is that of the codec without classes."""
     tokens, codecs = tokens_of(), codecs_of((3, 3, 3), 2)
     plain = [{side: layer[side].of_class(0) for side in SIDES} for layer in codecs]
-    wanted = method_logits(model, attention_sites(model), Method("plain", plain, WINDOW), tokens, 0)
+    wanted = method_logits(model, attention_sites(model), Method("plain", plain, WINDOW, "pre-rope"), tokens, 0)
     got, _ = one_pass(model, codecs, RULE, tokens)
     assert (got - wanted).abs().max() < 1e-11 * wanted.abs().max()
 
@@ -174,7 +174,7 @@ def test_sliding_layers_hide_what_lies_behind(tmp_path, new_model):
     folder = new_model(tmp_path / "sliding", family="mistral", sliding_window=40)
     model, tokens, codecs = load_model(find_model(str(folder))).double(), tokens_of(), codecs_of((3, 3, 3), 2)
     plain = [{side: layer[side].of_class(0) for side in SIDES} for layer in codecs]
-    wanted = method_logits(model, attention_sites(model), Method("plain", plain, WINDOW), tokens, 0)
+    wanted = method_logits(model, attention_sites(model), Method("plain", plain, WINDOW, "pre-rope"), tokens, 0)
     got, _ = one_pass(model, codecs, RULE, tokens)
     assert (got - wanted).abs().max() < 1e-11 * wanted.abs().max()
 

@@ -97,22 +97,19 @@ def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tenso
     sides = []
     for side, raw, bias in zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), strict=True):
         rows = rebias(codecs[side].reconstruct(raw[:, packed]), bias)
-        sides.append(rows.unflatten(-1, (heads, dim)).transpose(2, 3))
+        sides.append(torch.unflatten(rows, -1, (heads, dim)).transpose(2, 3))
     return _rotated(inputs, sides[0], packed), sides[1]
 
 
 def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:
     """Keys [n, B, H, P, D] from before RoPE of the tokens at ``places``, rotated as the model does."""
-    from aatc_cli.core.rope import apply_rope
-
-    cos, sin = inputs.cos[:, places], inputs.sin[:, places]
     count, batch = keys.shape[:2]
-    tables = [table.expand(batch, -1, -1).repeat(count, 1, 1) for table in (cos, sin)]
-    return apply_rope(keys.flatten(0, 1), *tables, inputs.site.rope).unflatten(0, (count, batch))
+    cos, sin = (table[:, places].expand(batch, -1, -1).repeat(count, 1, 1) for table in (inputs.cos, inputs.sin))
+    return torch.unflatten(apply_rope(keys.flatten(0, 1), cos, sin, inputs.site.rope), 0, (count, batch))
 
 
 def _weights(site: AttentionSite, query: Tensor, keys: Tensor, hidden: Tensor | None) -> Tensor:
-    """Attention weights [B, H, G, n, S] of the scaled queries of the last n of S tokens; ``hidden`` is added to scores."""
+    """Attention weights [B, H, G, n, S] of the scaled queries of the last n of S tokens; scores get ``hidden``."""
     heads, sinks, count, size = keys.shape[1], site.sinks, query.shape[3], keys.shape[2]
     scores = (query.flatten(2, 3) @ keys.transpose(-1, -2)).view(*query.shape[:4], size)
     scores = cap_scores(scores, site.softcap)
@@ -174,6 +171,6 @@ def _mask(count: int, size: int, sliding: int | None, device: torch.device, dtyp
 def _watched(
     count: int, size: int, ahead: int, lags: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """1 where a query counts for a token, else 0: [count, size]; the first query stands ``ahead`` of the first token."""
+    """1 where a query counts for a token, else 0: [count, size]; query 0 stands ``ahead`` of token 0."""
     lag = torch.arange(count)[:, None] + ahead - torch.arange(size)
     return ((lag >= lags[0]) & (lag <= lags[1])).to(dtype).to(device)
