@@ -28,10 +28,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # options around the planes of water-filling, more and fewer of either size
-_TWOS = (-2, -1, 0, 1, 2)
+_TWOS = (-1, 0, 1)
 _ONES = (-1, 0, 1, 2)
+# of a digit of two bits, in levels, at which it is tried which channels are odd
+_PRICES = (1.0, 2.0, 4.0)
 # the level is found again from the plan it gives, until options stay
-_ROUNDS = 6
+_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def _options(units: Units, level: float, curve: Floats, scale_bits: int) -> _Opt
     plain = (errors[:, :, :-1] - errors[:, :, 1:] > level).sum(2)
     twos, ones = (plain // 2).sum(1) // DIGITS, (plain % 2).sum(1) // DIGITS
     size = units.energy.shape[1]
+    ranks = [_ranks(_gain_of_odd(errors, price * level)) for price in _PRICES]
     # one choice more is nothing at all
     choices = [(two, one) for two in _TWOS for one in _ONES]
     widths = np.zeros((len(plain), len(choices) + 1, size), dtype=np.int64)
@@ -111,30 +114,40 @@ def _options(units: Units, level: float, curve: Floats, scale_bits: int) -> _Opt
     for place, (two, one) in enumerate(choices):
         planes_of_two = np.clip(twos + two, 0, -(-size * ((curve.size - 1) // 2) // DIGITS))
         planes_of_one = np.clip(ones + one, 0, -(-size // DIGITS))
-        first = _filled(errors, planes_of_two, planes_of_one, np.full(len(plain), 2 * level))
-        again = _filled(errors, planes_of_two, planes_of_one, first[2])
-        better = (again[1] < first[1])[:, None]
-        widths[:, place] = np.where(better, again[0], first[0])
-        left[:, place] = np.minimum(again[1], first[1])
+        left[:, place] = np.inf
+        for rank in ranks:
+            found, error = _filled(errors, rank, planes_of_two, planes_of_one)
+            better = error < left[:, place]
+            widths[better, place], left[better, place] = found[better], error[better]
         bits[:, place] = plane_bits(planes_of_two, planes_of_one)
     left[:, -1] = _sums(errors[:, :, 0])
     bits += scale_bits * (bits > 0)
     return _Options(widths, bits, left)
 
 
-def _filled(errors: Floats, twos: Ints, ones: Ints, price: Floats) -> tuple[Ints, Floats, Floats]:
-    """Best widths [U, E] in so many planes, what they leave [U], and what the last digit of two bits saved [U].
+def _gain_of_odd(errors: Floats, price: float) -> Floats:
+    """What a digit of one bit saves every channel [U, E] where digits of two bits cost ``price``."""
+    best = []
+    for first in (0, 1):
+        found = errors[:, :, first]
+        for digits, place in enumerate(range(first + 2, errors.shape[2], 2), start=1):
+            found = np.minimum(found, errors[:, :, place] + digits * price)
+        best.append(found)
+    return best[0] - best[1]
 
-    price [U] of a digit of two bits, at which it is chosen which channels are odd.
-    """
+
+def _ranks(gain: Floats) -> Ints:
+    """Place of every channel [U, E] by falling gain, ties to the lower channel."""
+    order = np.argsort(-gain, axis=1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(gain.shape[1]), order.shape), 1)
+    return ranks
+
+
+def _filled(errors: Floats, rank: Ints, twos: Ints, ones: Ints) -> tuple[Ints, Floats]:
+    """Best widths [U, E] in so many planes, and what they leave [U]; channels of least ``rank`` [U, E] are odd."""
     units, size, _ = errors.shape
     even, odd = errors[:, :, 0::2], errors[:, :, 1::2]
-    digits = np.arange(even.shape[2])
-    costs = price[:, None, None] * digits
-    gain = (even + costs).min(2) - (odd + costs[:, :, : odd.shape[2]]).min(2)
-    order = np.argsort(-gain, axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.broadcast_to(np.arange(size), order.shape), 1)
     chosen = rank < DIGITS * ones[:, None]
     even_steps = even[:, :, :-1] - even[:, :, 1:]
     odd_steps = np.zeros_like(even_steps)
@@ -146,8 +159,7 @@ def _filled(errors: Floats, twos: Ints, ones: Ints, price: Floats) -> tuple[Ints
     np.put_along_axis(taken, falling, bought, 1)
     widths = 2 * taken.reshape(units, size, -1).sum(2) + chosen
     left = _sums(np.take_along_axis(errors, widths[:, :, None], 2)[:, :, 0])
-    last = np.take_along_axis(steps, np.take_along_axis(falling, np.maximum(bought.sum(1) - 1, 0)[:, None], 1), 1)
-    return widths, left, last[:, 0]
+    return widths, left
 
 
 def _sums(parts: Floats) -> Floats:
