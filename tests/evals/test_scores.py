@@ -69,7 +69,7 @@ def evaluation(**changes) -> Evaluation:
         "model": "m",
         "plan": "p",
         "bits": 2.0,
-        "bits_effective": 3.0,
+        "bits_at_context": 3.0,
         "ratio": 5.3,
         "context": 64,
         "text": "a b:c",

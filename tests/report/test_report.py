@@ -109,7 +109,7 @@ def evaluation(name: str, bits: float | None, kl: float, plan: str | None = None
         "model": "tiny/model",
         "plan": plan,
         "bits": bits or 16.0,
-        "bits_effective": 16.0 if bits is None else bits + 0.87,
+        "bits_at_context": 16.0 if bits is None else bits + 0.87,
         "ratio": 1.0 if bits is None else 16 / (bits + 0.87),
         "context": 1024,
         "text": TEXT,

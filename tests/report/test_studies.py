@@ -97,7 +97,7 @@ def made(tmp_path_factory):
         e = Evaluation(
             **common(recipe, budget),
             task="kl",
-            bits_effective=float(budget or 16),
+            bits_at_context=float(budget or 16),
             ratio=4.0,
             context=2048,
             text="t.txt",
