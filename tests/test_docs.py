@@ -21,12 +21,13 @@ import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
 from aatc_cli.cli import app
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import available, load_model_profile, load_recipe
 from aatc_cli.stages.preflight import stats_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -224,7 +225,7 @@ def test_every_environment_variable_is_documented():
 def test_command_reference_is_current(monkeypatch):
     """docs/cli.md is what ``make docs`` writes."""
     monkeypatch.delenv("AATC_RUN", raising=False)
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     context = typer.Context(group)
     context.obj = {typer.cli.MARKUP_MODE_KEY: app.rich_markup_mode}
     written = typer.cli.get_docs_for_click(obj=group, ctx=context, name="aatc").strip() + "\n"

@@ -11,11 +11,12 @@ import torch
 
 from aatc_cli.artifacts.artifact import MANIFEST, Artifact, open_artifact, read_manifest
 from aatc_cli.artifacts.files import Plan, Run, head_groups_of, open_plan
-from aatc_cli.config import Budget
+from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.inspect_classes import COLUMNS as CLASS_COLUMNS
 from aatc_cli.stages.inspect_classes import class_facts, class_rows

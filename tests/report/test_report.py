@@ -17,13 +17,14 @@ import torch
 from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
 from aatc_cli.artifacts.files import Run, load_energies, write_site
-from aatc_cli.config import Budget, Geometry
+from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
