@@ -35,7 +35,7 @@ from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.inspect import inspect_plan
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
