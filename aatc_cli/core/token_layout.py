@@ -66,7 +66,7 @@ class TokenLayout(CacheLayout):
         streams = (base.widths,) * len(recipe.tokens.shares)
         return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=streams, shares=shares)
 
-    def with_shares(self, shares: Shares) -> Self:
+    def with_shares(self, shares: Shares) -> TokenLayout:
         """The same streams under other shares[layer][class]."""
         return replace(self, shares=tuple(tuple(float(share) for share in layer) for layer in shares))
 
@@ -120,3 +120,20 @@ class TokenLayout(CacheLayout):
             "widths": count * parts["widths"],
             "thresholds": self.geometry.layers * (count - 1) * THRESHOLD_BYTES,
         }
+
+
+def plan_layout(
+    recipe: Recipe,
+    geometry: Geometry,
+    groups: HeadGroups,
+    bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
+    shares: Shares,
+    blocks: int = 0,
+) -> CacheLayout:
+    """The byte law of a plan from its widths bits[class][layer] and shares[layer][class]; of one class the plain one.
+
+    blocks: of one precision, over all sites, of recipes that have them.
+    """
+    if len(bits) == 1:
+        return CacheLayout.of_recipe(recipe, geometry, groups, bits[0], blocks)
+    return TokenLayout.of_classes(recipe, geometry, groups, bits, shares)

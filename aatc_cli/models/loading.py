@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from aatc_cli.artifacts.artifact import ModelIdentity, digest_of
+from aatc_cli.artifacts.manifest import ModelIdentity, digest_of
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.kept import kept
