@@ -14,13 +14,14 @@ from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, Te
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.artifacts.transform import WhitenSettings
-from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
+from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
-from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture, TokenRates
+from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
+from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.published import Published, PublishedRow
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 

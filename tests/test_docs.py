@@ -22,20 +22,21 @@ from aatc_cli.artifacts.artifact import ArtifactWriter
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.cli import app
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
-from aatc_cli.stages.preflight import stats_bytes
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import available, load_model_profile, load_recipe
+from aatc_cli.stages.inspecting.preflight import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report")
+COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")
@@ -225,7 +226,7 @@ def test_every_environment_variable_is_documented():
 def test_command_reference_is_current(monkeypatch):
     """docs/cli.md is what ``make docs`` writes."""
     monkeypatch.delenv("AATC_RUN", raising=False)
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     context = typer.Context(group)
     context.obj = {typer.cli.MARKUP_MODE_KEY: app.rich_markup_mode}
     written = typer.cli.get_docs_for_click(obj=group, ctx=context, name="aatc").strip() + "\n"

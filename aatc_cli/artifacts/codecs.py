@@ -12,7 +12,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import PACKED_QUANTIZERS
+from aatc_cli.methods.recipe import PACKED_QUANTIZERS
 
 if TYPE_CHECKING:
     from aatc_cli.artifacts.plan import Plan

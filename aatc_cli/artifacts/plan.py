@@ -16,12 +16,13 @@ from aatc_cli.artifacts.plan_classes import ClassFacts, PlanClasses, write_class
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, head_groups_of
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import Budget
+from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.token_layout import plan_layout
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError
-from aatc_cli.profiles import HeadGroups, Recipe, dump, explain
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
     from aatc_cli.core.allocate import Allocation
@@ -101,7 +102,9 @@ class Plan(Noun):
         """The byte law at this plan's widths."""
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         widths = [self.class_bits(k) for k in range(self.classes.count)]
-        return plan_layout(self.recipe, self.geometry, self.groups, widths, self.classes.shares.tolist(), blocks)
+        return TokenLayout.of_plan(
+            self.recipe, self.geometry, self.groups, widths, self.classes.shares.tolist(), blocks
+        )
 
     @property
     def mean_bits(self) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter
-from aatc_cli.profiles import Recipe
+from aatc_cli.methods.recipe import Recipe
 
 if TYPE_CHECKING:
     from aatc_cli.core.token_classes import TokenClasses

@@ -43,7 +43,7 @@ class Run:
         return self._own(self.root / f".{name}.partial")
 
     def transform(self, name: str) -> Path:
-        """Directory of a Transform by its name (`profiles.transform_name`: "whiten", "metric-keys-per-head")."""
+        """Directory of a Transform by its name (`methods.recipe.transform_name`: "whiten", "metric-keys-per-head")."""
         return self._own(self.root / "transforms" / name)
 
     def transforms(self) -> list[Path]:

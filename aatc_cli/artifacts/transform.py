@@ -16,10 +16,11 @@ from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_art
 from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import Settings
+from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.core import SIDES, Side
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.profiles import HeadGroups, Recipe, dump, explain
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from aatc_cli import __version__
+from aatc_cli.cli.loudness import Commands
 
-app = typer.Typer(
+app = Commands(
     name="aatc",
     help="Compress the key-value cache of a language model by attention-aware transform coding.\n\n"
     "Stages: collect -> whiten -> allocate -> inspect -> eval -> report. Each reads artifacts from a run directory "
     "(--run, default $AATC_RUN or ./run) and writes one. Data goes to stdout, progress and log to stderr.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -147,7 +147,7 @@ def whiten(
         raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
     from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_artifact
-    from aatc_cli.profiles import transform_name
+    from aatc_cli.methods.recipe import transform_name
     from aatc_cli.stages.whiten import whiten as stage
 
     place = Run(run)

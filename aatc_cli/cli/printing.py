@@ -15,7 +15,7 @@ from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
-from aatc_cli.stages.inspect import Inspection
+from aatc_cli.stages.inspecting.facts import Inspection
 from aatc_cli.stages.result_tables import (
     Rows,
     benchmark_table,

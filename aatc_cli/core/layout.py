@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
 from aatc_cli.core.overheads import Overheads, method_overheads, nominal_widths
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 PLANES = (16, 8, 4, 2, 1)
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import Side
 from aatc_cli.core.layout import CacheLayout, SiteWidths
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 THRESHOLD_BYTES = 4  # float32
 _MANY_BLOCKS = 1 << 16
@@ -65,6 +65,24 @@ class TokenLayout(CacheLayout):
         shares = (recipe.tokens.shares,) * geometry.layers
         streams = (base.widths,) * len(recipe.tokens.shares)
         return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=streams, shares=shares)
+
+    @classmethod
+    def of_plan(
+        cls,
+        recipe: Recipe,
+        geometry: Geometry,
+        groups: HeadGroups,
+        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
+        shares: Shares,
+        blocks: int = 0,
+    ) -> CacheLayout:
+        """The byte law of a plan from its widths bits[class][layer] and shares[layer][class]; of one class the plain one.
+
+        blocks: of one precision, over all sites, of recipes that have them.
+        """
+        if len(bits) == 1:
+            return CacheLayout.of_recipe(recipe, geometry, groups, bits[0], blocks)
+        return cls.of_classes(recipe, geometry, groups, bits, shares)
 
     def with_shares(self, shares: Shares) -> TokenLayout:
         """The same streams under other shares[layer][class]."""
@@ -120,20 +138,3 @@ class TokenLayout(CacheLayout):
             "widths": count * parts["widths"],
             "thresholds": self.geometry.layers * (count - 1) * THRESHOLD_BYTES,
         }
-
-
-def plan_layout(
-    recipe: Recipe,
-    geometry: Geometry,
-    groups: HeadGroups,
-    bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
-    shares: Shares,
-    blocks: int = 0,
-) -> CacheLayout:
-    """The byte law of a plan from its widths bits[class][layer] and shares[layer][class]; of one class the plain one.
-
-    blocks: of one precision, over all sites, of recipes that have them.
-    """
-    if len(bits) == 1:
-        return CacheLayout.of_recipe(recipe, geometry, groups, bits[0], blocks)
-    return TokenLayout.of_classes(recipe, geometry, groups, bits, shares)

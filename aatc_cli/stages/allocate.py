@@ -8,15 +8,15 @@ from pathlib import Path
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform
-from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
+from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies, require_blocks
 from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.token_layout import plan_layout
+from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.stages.method_tables import load_tables
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -112,7 +112,7 @@ def derive(
     tables = load_tables(transform, recipe)
 
     def layout_of(allocation: Allocation) -> CacheLayout:
-        return plan_layout(recipe, geometry, groups, *_streams(allocation))
+        return TokenLayout.of_plan(recipe, geometry, groups, *_streams(allocation))
 
     if budget.unit == "bits":
         _require_width(recipe, budget.value)

@@ -13,7 +13,7 @@ from torch import Tensor
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import progress, say, working
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -21,11 +21,12 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.memory import MemoryResult, MemoryRow, Peak, random_widths, storage_bytes
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name, origin_of, require_subjects
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
-from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
+from aatc_cli.profiles import ModelProfile
 from aatc_cli.runtime.contenders import Packed, Plain
 from aatc_cli.runtime.session import cache_spec
 from aatc_cli.runtime.site import SiteCodec

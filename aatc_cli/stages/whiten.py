@@ -14,6 +14,7 @@ from aatc_cli.artifacts.manifest import Manifest, require_model
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.transform import Transform, TransformKind, WhitenedLayer, WhitenSettings
+from aatc_cli.config import HeadGroups
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -23,8 +24,8 @@ from aatc_cli.core.token_classes import received_table
 from aatc_cli.core.transform import GroupTransform, eigenbasis, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.methods.recipe import GroupChoice, chosen_groups, transform_name
 from aatc_cli.models.placement import find_device
-from aatc_cli.profiles import GroupChoice, HeadGroups, transform_name
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
 
@@ -64,7 +65,7 @@ def whiten(
             f"{basis.path} holds no loss gradients, which the {transform} transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
-    chosen = HeadGroups.chosen(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
+    chosen = chosen_groups(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
     settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile, shrinkage=shrinkage)
     target = run.transform(transform_name(transform, key_groups, value_groups))
     with run.lock():

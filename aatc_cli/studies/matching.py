@@ -8,7 +8,7 @@ from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget
 from aatc_cli.core.allocate import Energies
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import Recipe
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.stages.allocate import derive
 
 # budgets are tried in thousandths of a bit, and one that comes this near is near enough

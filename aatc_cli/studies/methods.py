@@ -14,8 +14,9 @@ from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.quantized import QuantizedCacheCodec
-from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.definition import Study, StudyMethod

@@ -31,10 +31,10 @@ from aatc_cli.evals.forced.scores import Scores, score_windows
 from aatc_cli.evals.forced.teacher_forced import Method
 from aatc_cli.evals.stability import StabilityResult, StabilityRow, spread
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name, subject_codecs
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
-from aatc_cli.profiles import Recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.evaluate import EvalSettings
 from aatc_cli.stages.whiten import whiten

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, SiteWidths, exact_slots, fp16_bytes, packed_tokens, plane_counts
-from aatc_cli.profiles import HeadGroups, load_model_profile
+from aatc_cli.profiles import load_model_profile
 
 PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)
 SMALL = Geometry(layers=2, heads=4, kv_heads=2, head_dim=6, hidden_size=24)

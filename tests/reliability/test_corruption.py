@@ -25,8 +25,9 @@ from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.profiles import ModelProfile, Recipe, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.profiles import ModelProfile, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 from aatc_cli.runtime.session import compressed
 

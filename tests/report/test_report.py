@@ -19,13 +19,14 @@ from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evalu
 from aatc_cli.artifacts.manifest import ModelIdentity, TextRecord
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
-from aatc_cli.config import Budget, Geometry
+from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, dump, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import dump, load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups

@@ -514,7 +514,7 @@ def test_interrupted_before_or_among_the_gradients(
     found = Stats.open(tmp_path / "a" / "stats")
     for layer in range(4):
         for side in ("k", "v"):
-            fisher = found.tensor(f"layers.{layer}.{side}_fisher")
+            fisher = found.artifact.tensor(f"layers.{layer}.{side}_fisher")
             assert float(torch.linalg.eigvalsh(fisher)[-1]) > 0
 
 

@@ -18,8 +18,9 @@ from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.stability import StabilityResult, spread
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.report import make_report

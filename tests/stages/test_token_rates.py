@@ -21,13 +21,14 @@ from aatc_cli.core.received import bin_edges
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.inspect import inspect_plan
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
