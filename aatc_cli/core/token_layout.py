@@ -76,7 +76,7 @@ class TokenLayout(CacheLayout):
         shares: Shares,
         blocks: int = 0,
     ) -> CacheLayout:
-        """The byte law of a plan from its widths bits[class][layer] and shares[layer][class]; of one class the plain one.
+        """From the widths bits[class][layer] of any plan and its shares[layer][class]; of one class the plain law.
 
         blocks: of one precision, over all sites, of recipes that have them.
         """
