@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aatc_cli import __version__
-from aatc_cli.artifacts.artifact import MANIFEST, ModelIdentity, damaged, open_artifact, read_manifest, require_model
 from aatc_cli.artifacts.disk import write_text
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
-from aatc_cli.artifacts.files import Plan, Run, load_energies, open_plan
 from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, read_manifest, require_model
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import read_studies
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.errors import AatcError
@@ -81,7 +83,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
     memory = tuple(read_measurement(path, MemoryResult) for path in sorted(run.evals.glob("memory.*.json")))
     answers = tuple(read_measurement(path, BenchmarkResult) for path in sorted(run.evals.glob("benchmark.*.json")))
-    plans = [open_plan(path) for path in run.plans()]
+    plans = [Plan.open(path) for path in run.plans()]
     measured = (*evaluations, *stability, *speed, *memory, *answers)
     if not measured and not plans and not any((run.root / "studies").glob("*.json")):
         raise AatcError(
@@ -143,32 +145,24 @@ def _sources(run: Run) -> list[_Source]:
 
 def _common_model(plans: Sequence[Plan], sources: Sequence[_Source]) -> ModelIdentity | None:
     """The one model all artifacts belong to; raises `ArtifactError` when there are two."""
-    named = [(plan.name, plan.artifact.manifest.model) for plan in plans] + [
-        (source.use.artifact, source.model) for source in sources
-    ]
+    named = [(plan.name, plan.model) for plan in plans]
+    named += [(source.use.artifact, source.model) for source in sources]
     for what, model in named[1:]:
         require_model(model, named[0][1], what)
     return named[0][1] if named else None
 
 
 def _view(plan: Plan) -> PlanView:
-    results = plan.artifact.manifest.results
-    try:
-        predicted = {side: float(results["predicted"][side]) for side in SIDES}
-        level = {side: float(results["water_level"][side]) for side in SIDES}
-        mean = float(results["bits_mean"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(plan.artifact.path, "plan", "its results are not those of a plan") from error
     return PlanView(
         recipe=plan.recipe.name,
         budget=plan.budget.label,
-        digest=plan.artifact.manifest.digest,
+        digest=plan.digest,
         protected=plan.geometry.leading(plan.recipe.protect.layers),
         groups=plan.groups,
         bits=plan.bits,
-        bits_mean=mean,
-        predicted=predicted,
-        water_level=level,
+        bits_mean=plan.mean_bits,
+        predicted=dict(plan.predicted),
+        water_level=dict(plan.water_level),
         layout=plan.layout,
     )
 
@@ -181,11 +175,11 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
     place = run.transform(recipe.transform_name)
     if not place.exists():
         return Absent(f"No transform {recipe.transform_name!r} in this run to take the spectrum from: aatc whiten")
-    transform = open_artifact(place, "transform")
+    transform = Transform.open(place)
     chosen = [plan for plan in plans if plan.recipe == recipe]
-    if any(plan.artifact.manifest.inputs.get("transform") != transform.manifest.digest for plan in chosen):
+    if not all(plan.made_from(transform) for plan in chosen):
         return Absent(f"The plans of {recipe.name} were not made from this run's transform: aatc allocate --force")
-    energies = load_energies(transform)
+    energies = transform.energies()
     last = len(energies) - 1
     first = min(chosen[0].geometry.leading(recipe.protect.layers), last)
     layers = tuple(sorted({first, (first + last) // 2, last}))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.report.data.protocols import Protocol, apart_notes

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core.layout import CacheLayout
