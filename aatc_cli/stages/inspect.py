@@ -58,6 +58,8 @@ def _inspect_stats(path: Path) -> Inspection:
     manifest = artifact.manifest
     rows = [[text.name, f"{text.weight:g}", str(text.windows), f"{text.tokens:,}"] for text in manifest.texts]
     title = f"stats of {manifest.model.name}: {manifest.results['tokens']:,} tokens"
+    if (rank := manifest.results.get("value_rank")) is not None:
+        title += f", effective rank of values {rank:.1f} of {manifest.model.geometry.channels}"
     table = Table(title, ["text", "weight", "windows", "tokens in source"], rows)
     return _artifact_inspection(artifact, {"texts": [t.model_dump(mode="json") for t in manifest.texts]}, table)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, open_artifact
 from aatc_cli.artifacts.files import load_layer_stats
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.core.stats import LayerStats, output_gram
@@ -16,7 +16,10 @@ from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.placement import at_hand, device_of
 from aatc_cli.profiles import dump
+from aatc_cli.stages.collecting.checks import value_rank
 from aatc_cli.stages.collecting.settings import CollectSettings
+from aatc_cli.text.overlap import TENSOR, block_hashes
+from aatc_cli.text.windows import Windows
 
 
 class CollectJob:
@@ -29,12 +32,15 @@ class CollectJob:
         self,
         settings: CollectSettings,
         identity: ModelIdentity,
-        texts: list[TextRecord],
+        drawn: Windows,
+        bos: int | None,
         sites: list[AttentionSite],
         device: str | None,
         how: dict[str, Any],
     ) -> None:
-        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
+        self.settings, self.identity, self.sites, self.how = settings, identity, sites, how
+        self.texts, self.blocks = drawn.records, block_hashes(drawn.tokens, bos)
+        self.distinct = drawn.tokens.unique().numel()
         geometry = identity.geometry
         rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
@@ -62,11 +68,19 @@ class CollectJob:
             for index, layer in enumerate(self.layers):
                 for name, tensor in layer.tensors().items():
                     writer.add(f"layers.{index}.{name}", tensor)
+            if self.blocks.numel():
+                writer.add(TENSOR, self.blocks)
             return writer.commit(
                 settings=dump(self.settings),
                 model=self.identity,
                 texts=self.texts,
-                results={"windows": windows, "tokens": self.tokens(windows), "fisher_windows": fisher},
+                results={
+                    "windows": windows,
+                    "tokens": self.tokens(windows),
+                    "fisher_windows": fisher,
+                    "distinct_tokens": self.distinct,
+                    "value_rank": value_rank(self.layers),
+                },
                 provenance={"versions": versions(), **self.how},
             )
 
