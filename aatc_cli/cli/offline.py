@@ -223,10 +223,10 @@ def allocate(
         print_json(facts)
         return
     rows = [
-        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_effective']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
+        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_packed']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
         for f in facts
     ]
-    print_table(f"plans (bytes at {tokens} tokens)", ["plan", "bits", "effective bits", "ratio", "digest"], rows)
+    print_table("plans", ["plan", "bits", "packed bits", f"ratio at {tokens:,} tokens", "digest"], rows)
 
 
 def _mixture(
