@@ -40,7 +40,7 @@ class CollectJob:
     ) -> None:
         self.settings, self.identity, self.sites, self.how = settings, identity, sites, how
         self.texts, self.blocks = drawn.records, block_hashes(drawn.tokens, bos)
-        self.distinct = drawn.tokens.unique().numel()
+        self.distinct = len(set(drawn.tokens.flatten().tolist()))
         geometry = identity.geometry
         rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
