@@ -11,21 +11,23 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import Manifest, ModelIdentity, unchanged
+from aatc_cli.artifacts.artifact import unchanged
 from aatc_cli.artifacts.disk import replace_directory
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.console import progress, say, working
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_model, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
-from aatc_cli.profiles import ModelProfile, TextMixture, dump
+from aatc_cli.profiles import ModelProfile, TextMixture
 from aatc_cli.stages.collecting.checks import check_rank, warn_of_rank
 from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
 from aatc_cli.stages.collecting.processes import Processes, joined
-from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
+from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.shortage import memory_enough
 from aatc_cli.text.windows import Windows, draw_windows
 
@@ -106,11 +108,7 @@ def _opened(
 
 def _existing(task: _Task) -> Manifest | None:
     """The finished Stats that are there already, if they are the ones asked for; refuses a checkpoint of others."""
-    wanted = {
-        "settings": dump(task.settings),
-        "model": task.identity.model_dump(mode="json"),
-        "texts": [record.model_dump(mode="json") for record in task.drawn.records],
-    }
+    wanted = Stats.wanted(task.settings, task.identity, task.drawn.records)
     existing = unchanged(task.target, "stats", wanted, force=task.options.force)
     if existing is None:
         if task.options.force:

@@ -13,10 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import Artifact, damaged
-
 BLOCK = 16
-TENSOR = "text.blocks"
 # odd constants of splitmix64
 _STEP, _FIRST, _SECOND = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -47,7 +44,7 @@ def block_hashes(windows: Tensor, bos: int | None) -> Tensor:
 
 
 def overlap(windows: Tensor, bos: int | None, seen: Tensor) -> Overlap | None:
-    """The share of evaluation ``windows`` [N, T] that is in the calibration text of hashes ``seen`` [M].
+    """The share of evaluation ``windows`` [N, T] that is in the calibration text of hashes ``seen`` (`Stats.blocks`).
 
     None where it cannot be told: no hashes, or windows shorter than a block.
     """
@@ -60,19 +57,6 @@ def overlap(windows: Tensor, bos: int | None, seen: Tensor) -> Overlap | None:
     for offset in range(BLOCK):
         covered[:, offset : offset + places.shape[1]] |= hits
     return Overlap(float(covered.mean()), float((covered.mean(1) > 0.5).mean()))
-
-
-def calibration_hashes(stats: Artifact) -> Tensor | None:
-    """The hashes that `block_hashes` gave when the Stats were collected; None for Stats of an earlier aatc.
-
-    Raises `ArtifactError` for a damaged tensor.
-    """
-    if TENSOR not in stats.manifest.tensors:
-        return None
-    found = stats.tensor(TENSOR)
-    if found.dtype != torch.int64 or found.dim() != 1:
-        raise damaged(stats.path, "stats", f"tensor {TENSOR!r} does not hold hashes")
-    return found
 
 
 def _text(windows: Tensor, bos: int | None) -> Hashes:

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import open_artifact
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.models.loading import find_model, load_tokenizer
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import collect
-from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
-from aatc_cli.text.overlap import BLOCK, Overlap, block_hashes, calibration_hashes, overlap
+from aatc_cli.stages.collecting.settings import CollectOptions
+from aatc_cli.text.overlap import BLOCK, Overlap, block_hashes, overlap
 from aatc_cli.text.windows import consecutive_windows
 
 
@@ -86,8 +86,7 @@ def test_stats_tell_which_text_they_are_of(tiny_llama, tmp_path):
         settings,
         CollectOptions(),
     )
-    stats = open_artifact(run.stats(), "stats")
-    seen = calibration_hashes(stats)
+    seen = Stats.open(run.stats()).blocks
     encode = load_tokenizer(find_model(str(tiny_llama))).encode
     same = consecutive_windows(str(corpus), encode, length=128, limit=None)
     drawn = 40 * 64 / same.tokens.numel()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Geometry
 from aatc_cli.console import say
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 # of English text the values of a model fill a tenth of their channels or more, of one repeated sentence a thirtieth
 _FEW = 24
