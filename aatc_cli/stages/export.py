@@ -59,7 +59,7 @@ def export(path: Path, target: str, *, force: bool = False) -> Exported:
 def _check_target(folder: Path, *, force: bool) -> None:
     if not folder.exists():
         return
-    if not folder.is_dir() or not ((folder / CARD).is_file() and (folder / "plans").is_dir() or _empty(folder)):
+    if not folder.is_dir() or not (((folder / CARD).is_file() and (folder / "plans").is_dir()) or _empty(folder)):
         raise AatcError(f"{folder} is there and no exported plan", "give a folder that does not exist yet")
     if not force and not _empty(folder):
         raise AatcError(f"{folder} holds an exported plan already", "add --force to replace it, or give another folder")

@@ -58,7 +58,11 @@ def _tell_left_out(entries: list[dict[str, Any]], measured: list[dict[str, Any]]
     for entry in entries:
         if entry not in measured:
             missing = [text for text in texts if text not in entry["kl"]]
-            why = f"it is stale ({entry['stale']})" if entry["stale"] else f"not measured on {', '.join(missing) or 'any text'}"
+            why = (
+                f"it is stale ({entry['stale']})"
+                if entry["stale"]
+                else f"not measured on {', '.join(missing) or 'any text'}"
+            )
             say(f"pick: {_name(entry)} is passed over: {why}")
 
 

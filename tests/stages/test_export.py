@@ -42,7 +42,9 @@ def test_it_needs_nothing_beside_it(aatc: Any, shipped: Path, tiny_llama: Path, 
     assert [each["recipe"] for each in measured.json] == ["paper"]
     assert aatc("inspect", "--plan", shipped, "--json").json["recipe"] == "paper"
     seen = aatc("inspect", shipped, "--json").json
-    assert [(plan["kl"], plan["stale"]) for plan in seen["plans"]] == [({"one": {"mean": 0.0125, "stderr": 0.001}}, None)]
+    assert [(plan["kl"], plan["stale"]) for plan in seen["plans"]] == [
+        ({"one": {"mean": 0.0125, "stderr": 0.001}}, None)
+    ]
 
 
 def test_the_card(shipped: Path) -> None:

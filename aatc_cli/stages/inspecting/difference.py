@@ -84,12 +84,7 @@ def _widths(first: Plan, second: Plan) -> dict[str, Any]:
 
 
 def _inspection(
-    kind: str,
-    first: Path,
-    second: Path,
-    digests: list[str],
-    fields: list[tuple[str, Any, Any]],
-    extra: dict[str, Any],
+    kind: str, first: Path, second: Path, digests: list[str], fields: list[tuple[str, Any, Any]], extra: dict[str, Any]
 ) -> Inspection:
     same = not fields and not extra.get("tensors")
     data = {
@@ -106,7 +101,12 @@ def _inspection(
     sites = [site for site in extra.get("sites", []) if site["channels"]]
     if sites:
         shown = [
-            [f"{s['layer']} {s['side']}", *(f"{mean:.2f}" for mean in s["bits_mean"]), str(s["channels"]), str(s["largest"])]
+            [
+                f"{s['layer']} {s['side']}",
+                *(f"{mean:.2f}" for mean in s["bits_mean"]),
+                str(s["channels"]),
+                str(s["largest"]),
+            ]
             for s in sites
         ]
         columns = ["site", "mean bits: first", "second", "channels that differ", "by at most"]

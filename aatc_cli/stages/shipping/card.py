@@ -78,7 +78,9 @@ def _quality(evaluations: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return "## Quality\n\nNothing was measured of this plan in the run that it comes from."
     head = ["| measured | on | tokens | |", "|---|---|---:|---:|"]
-    return "## Quality\n\nAgainst the same model with its uncompressed cache; files in `evals/`.\n\n" + "\n".join(head + rows)
+    return "## Quality\n\nAgainst the same model with its uncompressed cache; files in `evals/`.\n\n" + "\n".join(
+        head + rows
+    )
 
 
 def _calibration(texts: Sequence[TextRecord]) -> str:
