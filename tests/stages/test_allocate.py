@@ -378,7 +378,7 @@ def test_recorded_results_are_those_of_the_widths(base_run: Path) -> None:
     results = plan.manifest.results
     widths = [width for layer in plan.bits for side in SIDES for width in layer[side]]
     assert results["bits_mean"] == sum(widths) / CHANNELS == plan.mean_bits
-    assert results["layout"] == plan.layout.summary(8192)
+    assert results["layout"] == plan.layout.recorded(8192)
     total = 0.0
     energies = plan.transform().energies()
     for layer, sites in enumerate(energies):
