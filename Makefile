@@ -75,7 +75,7 @@ lint: install ## ruff and mypy
 	$(BIN)/mypy
 
 check: install ## Re-derive every plan in the run and fail on any difference
-	@set -e; for plan in $(RUN)/plans/*; do $(BIN)/aatc allocate --check $$plan; done
+	@$(BIN)/aatc allocate --check $(RUN)/plans/*
 
 docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
@@ -84,7 +84,7 @@ golden: install ## Write the golden files of the tests anew
 	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py tests/test_golden.py
 
 golden-check: ## Derive the committed plans anew from their Transforms and fail on any difference
-	@set -e; for plan in $(GOLDEN)/plans/*; do $(AATC) allocate --check $$plan; done
+	@$(AATC) allocate --check $(GOLDEN)/plans/*
 	@rm -rf $(REDERIVED) && mkdir -p $(REDERIVED) && cp -r $(GOLDEN)/transforms $(REDERIVED)/
 	@$(AATC) allocate --run $(REDERIVED) --recipe paper --recipe loss-aware --budget 3
 	diff -r -I '"\(aatc\|python\|torch\|transformers\|numpy\)": ' $(GOLDEN)/plans $(REDERIVED)/plans

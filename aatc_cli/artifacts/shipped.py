@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aatc_cli.artifacts.artifact import Noun
 from aatc_cli.artifacts.hub import PREFIX, download
 from aatc_cli.artifacts.manifest import MANIFEST
 from aatc_cli.artifacts.run import Run
 from aatc_cli.errors import ArtifactError
 
 CARD = "README.md"
+
+
+def verify(noun: Noun) -> None:
+    """Read every tensor of an artifact against its hash; raises `ArtifactError`."""
+    for name in noun.manifest.tensors:
+        noun.artifact.array(name)
 
 
 def find_plan(name: Path | str) -> Path:

@@ -126,7 +126,7 @@ def check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
     from dataclasses import asdict
 
     from aatc_cli.artifacts.plan import Plan
-    from aatc_cli.artifacts.shipped import find_plan
+    from aatc_cli.artifacts.shipped import find_plan, verify
     from aatc_cli.console import print_json, print_table
     from aatc_cli.errors import AatcError
     from aatc_cli.stages.allocate import check
@@ -137,6 +137,8 @@ def check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
         try:
             plan = Plan.open(find_plan(path))
             differences = check(plan, transform)
+            # the matrices too, which no width depends on: the plan is used with them
+            verify(plan.transform(transform))
         except AatcError as error:
             if len(paths) == 1:
                 raise

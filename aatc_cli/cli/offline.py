@@ -10,6 +10,7 @@ import typer
 from aatc_cli.cli.options import (
     DeviceMapOption,
     DeviceOption,
+    DryRunOption,
     DtypeOption,
     ForceOption,
     JsonOption,
@@ -65,6 +66,7 @@ def collect(
     device: DeviceOption = "cpu",
     device_map: DeviceMapOption = "none",
     dtype: DtypeOption = "auto",
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -94,6 +96,12 @@ def collect(
         device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute, spread=device_map == "auto"
     )
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
+    if dry_run:
+        from aatc_cli.cli.printing import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_collect
+
+        print_inspection(forecast_collect(Run(run), target, source, settings, device, found).inspection(), json)
+        return
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
     if manifest is not None:
         print_artifact(run / target, manifest.digest, json)
@@ -130,6 +138,7 @@ def whiten(
         float, typer.Option("--shrinkage", help="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
     ] = 0.1,
     device: DeviceOption = "cpu",
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -148,6 +157,14 @@ def whiten(
     place = Run(run)
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
+    target = transform_name(transform, key_groups, value_groups)
+    if dry_run:
+        from aatc_cli.cli.printing import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_whiten
+
+        chosen = (key_groups, value_groups)
+        print_inspection(forecast_whiten(place, target, basis, rates, head_groups, chosen).inspection(), json)
+        return
     manifest = stage(
         place,
         transform_stats=basis,
@@ -161,7 +178,7 @@ def whiten(
         device=device,
         force=force,
     )
-    print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
+    print_artifact(place.transform(target), manifest.digest, json)
 
 
 def _mixture(

@@ -13,7 +13,7 @@ from aatc_cli.artifacts.hub import PREFIX, repository_of, upload
 from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
-from aatc_cli.artifacts.shipped import CARD
+from aatc_cli.artifacts.shipped import CARD, verify
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, UsageError
@@ -87,9 +87,8 @@ def _write(draft: Path, plan: Plan, transform: Transform) -> None:
     copy = Plan.open(shipped.plan(plan.recipe.name, plan.budget))
     if copy.digest != plan.digest:
         raise AatcError(f"{plan.path} changed while it was copied", "run the same command again")
-    for noun in (copy, copy.transform()):
-        for _ in noun.artifact.tensors():
-            pass
+    verify(copy)
+    verify(copy.transform())
     say(f"export: {plan.name} with its transform and {len(evaluations)} evaluations, every tensor verified")
 
 

@@ -54,18 +54,12 @@ def whiten(
     basis, rates = Stats.open(transform_stats), Stats.open(rate_stats)
     require_model(basis.model, rates.model, str(rate_stats))
     geometry = rates.geometry
-    groups = head_groups if head_groups is not None else rates.settings.head_groups
-    if groups < 1 or geometry.kv_heads % groups:
-        raise UsageError(
-            f"--head-groups {groups} does not divide the model's {geometry.kv_heads} kv heads",
-            f"use one of {[g for g in range(1, geometry.kv_heads + 1) if geometry.kv_heads % g == 0]}",
-        )
+    chosen = groups_for(rates, head_groups, key_groups, value_groups)
     if transform in ("metric", "codebook") and not basis.fisher_windows:
         raise ArtifactError(
             f"{basis.path} holds no loss gradients, which the {transform} transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
-    chosen = chosen_groups(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
     settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile, shrinkage=shrinkage)
     target = run.transform(transform_name(transform, key_groups, value_groups))
     with run.lock():
@@ -76,6 +70,18 @@ def whiten(
         manifest = _write(target, basis, rates, settings, place)
     say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {chosen.described} -> {target}")
     return manifest
+
+
+def groups_for(rates: Stats, head_groups: int | None, key_groups: GroupChoice, value_groups: GroupChoice) -> HeadGroups:
+    """The head groups that these options choose for the model of ``rates``; raises `UsageError`."""
+    groups = head_groups if head_groups is not None else rates.settings.head_groups
+    heads = rates.geometry.kv_heads
+    if groups < 1 or heads % groups:
+        raise UsageError(
+            f"--head-groups {groups} does not divide the model's {heads} kv heads",
+            f"use one of {[g for g in range(1, heads + 1) if heads % g == 0]}",
+        )
+    return chosen_groups(key_groups, value_groups, heads, HeadGroups.both(groups))
 
 
 def _write(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: torch.device) -> Manifest:

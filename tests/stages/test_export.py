@@ -35,7 +35,7 @@ def test_it_needs_nothing_beside_it(aatc: Any, shipped: Path, tiny_llama: Path, 
     assert checked.code == 0, checked.err
     assert "identical" in checked.out
     measured = aatc(
-        *("eval", "kl", "--run", tmp_path / "new", "--plan", shipped, "--model", tiny_llama, "--text", corpus),
+        *("eval", "--run", tmp_path / "new", "--plan", shipped, "--model", tiny_llama, "--text", corpus),
         *("--length", 160, "--limit", 1, "--json"),
     )
     assert measured.code == 0, measured.err
@@ -106,7 +106,7 @@ class FakeHub:
         self.constants = SimpleNamespace(HF_HOME=str(root / "home"))
         self.downloads = 0
 
-    def HfApi(self) -> FakeHub:
+    def HfApi(self) -> FakeHub:  # noqa: N802
         return self
 
     def create_repo(self, repository: str, *, exist_ok: bool) -> None:

@@ -45,7 +45,7 @@ class Forecast:
             "stage": self.stage,
             "reads": [{"path": piece.path, "bytes": piece.bytes} for piece in self.reads],
             "writes": [{"path": piece.path, "bytes": piece.bytes, "state": piece.note} for piece in self.writes],
-            "seconds": None if self.seconds is None else round(self.seconds, 1),
+            "seconds": None if self.seconds is None else float(f"{self.seconds:.3g}"),
             "bytes_memory": self.memory,
             "bytes_free": self.free,
             "notes": self.notes,

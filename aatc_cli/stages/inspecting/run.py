@@ -43,11 +43,17 @@ class RunFacts:
         return cls(run, manifests, plans, evaluations, unfinished)
 
     def stale(self, place: Path) -> str | None:
-        """Why an artifact is not what its stage would make of the run now, or None: its inputs have changed since."""
+        """Why an artifact is not what its stage would make of the run now, or None: its inputs have changed since.
+
+        Of inputs of which the run holds none, as in an exported plan, nothing can be said.
+        """
         manifest = self.manifests[place]
+        kinds = {each.kind for each in self.manifests.values()}
         digests = {each.digest: path for path, each in self.manifests.items()}
         for name, digest in manifest.inputs.items():
             noun = "transform" if name == "transform" else "stats"
+            if noun not in kinds:
+                continue
             if digest not in digests:
                 return f"{noun} changed"
             beneath = self.stale(digests[digest])

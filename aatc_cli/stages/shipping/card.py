@@ -24,7 +24,7 @@ def card(run: Run, plan: Plan, transform: Transform, evaluations: Sequence[dict[
     parts = [
         "\n".join(["---", "library_name: aatc", "tags: [kv-cache, quantization]", *base, "---"]),
         f"# {plan.name} for {model.name}\n\nA plan for a key-value cache of {plan.mean_bits:.3f} bits per channel, "
-        f"made by [aatc](#how-it-was-made) with recipe `{recipe.name}`: {recipe.summary[:1].lower()}{recipe.summary[1:]}.",
+        f"made by [aatc](#how-it-was-made) with recipe `{recipe.name}`. {recipe.summary}.",
         _use(plan),
         _size(plan),
         _quality(evaluations),
@@ -54,13 +54,13 @@ def _use(plan: Plan) -> str:
 
 
 def _size(plan: Plan) -> str:
-    rows = ["| tokens | float16 | this plan | smaller by | effective bits |", "|---:|---:|---:|---:|---:|"]
+    rows = ["| tokens | float16 | this plan | smaller by | bits a number |", "|---:|---:|---:|---:|---:|"]
     layout = plan.layout
     for tokens in _CONTEXTS:
         reference, total = layout.reference_bytes(tokens), layout.bytes(tokens)
         rows.append(
             f"| {tokens:,} | {reference / 1e6:,.1f} MB | {total / 1e6:,.1f} MB | {reference / total:.2f} x "
-            f"| {layout.bits_effective(tokens):.3f} |"
+            f"| {layout.bits_at(tokens):.3f} |"
         )
     return "## Size of the cache\n\n" + "\n".join(rows)
 
