@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from aatc_cli.artifacts.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
+from aatc_cli.artifacts.transform import WhitenSettings
 from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
@@ -21,8 +23,6 @@ from aatc_cli.evals.stability import StabilityResult, StabilityRow
 from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.published import Published, PublishedRow
-from aatc_cli.stages.collecting.settings import CollectSettings
-from aatc_cli.stages.whiten import WhitenSettings
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
@@ -101,7 +101,7 @@ SPEED_MEMORY = SpeedMemory(
 )
 STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
 STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
-METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
+METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours")
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
@@ -198,7 +198,7 @@ EXAMPLES: list[BaseModel] = [
         budget="2",
         model="m",
         bits=2.0,
-        bits_effective=2.7,
+        bits_at_context=2.7,
         ratio=5.9,
         context=64,
         text="t",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.study import StudyResult
     from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.models.loading import ModelSource
@@ -82,4 +82,4 @@ def _print_cells(run: Run, result: StudyResult) -> None:
             score = cell_score(run.root, cell) if cell else None
             shown.append("" if cell is None else "missing" if score is None else score.text)
         rows.append([row.name, bits, *shown])
-    print_table(f"study {result.study}", ["method", "effective bits", *columns], rows)
+    print_table(f"study {result.study}", ["method", "packed bits", *columns], rows)

@@ -164,7 +164,7 @@ class Hooks:
         assert self.attached is not None
         out = self.function(self.attached.state, call)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-            out = NoBackward.apply(out, query, key, value)
+            out = NoBackward.apply(out, query, key, value)  # type: ignore[no-untyped-call]
         return out.transpose(1, 2).contiguous(), None
 
     def _start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

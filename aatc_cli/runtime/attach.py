@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from aatc_cli.artifacts.files import Plan, load_codecs, load_simulated_codecs, transform_of
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Window
 from aatc_cli.core import Side
 from aatc_cli.core.tiles import TILE
@@ -51,14 +51,14 @@ def prepare(model: nn.Module, plan: Plan, cache: CacheChoice = "auto") -> Sessio
         codecs = _simulated_codecs(plan, device)
         spec = simulated_spec(model, layers, codecs, plan.recipe.window, plan.recipe.coordinates, plan.layout)
     else:
-        codecs = load_codecs(plan, transform_of(plan), device)
+        codecs = plan.codecs(device)
         spec = _stored_spec(model, layers, codecs, plan.recipe.window, kind, auto=cache == "auto")
-    return Session.of(plan.name, model, layers, spec, plan.artifact.manifest.digest)
+    return Session.of(plan.name, model, layers, spec, plan.digest)
 
 
 def chosen(plan: Plan, device: str) -> Kind:
     """The cache that "auto" stands for, of a plan on a device."""
-    if not plan.recipe.packed or plan.classes is not None or not plan.recipe.window.exact:
+    if not plan.recipe.packed or plan.classes.count > 1 or not plan.recipe.window.exact:
         return "simulated"
     alone = plan.groups.k == plan.groups.v == plan.geometry.kv_heads
     if device.startswith("cuda") and fused_available() and alone and plan.recipe.window.flush == TILE:
@@ -109,14 +109,14 @@ def _stored_spec(
 
 def _simulated_codecs(plan: Plan, device: str) -> list[dict[Side, Any]]:
     """Codecs of a plan that a simulated cache reads; raises `AatcError` for what it does not do."""
-    if plan.classes is not None:
+    if plan.classes.count > 1:
         raise AatcError(
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which no cache holds yet",
             "evaluate it with aatc eval, or plan with --recipe loss-aware",
         )
     if plan.recipe.packed:
-        return list(load_simulated_codecs(plan, transform_of(plan), device))
-    return method_codecs(plan, transform_of(plan), device)
+        return plan.simulated_codecs(device)
+    return method_codecs(plan, plan.transform(), device)
 
 
 def _check_plan(model: nn.Module, plan: Plan) -> None:

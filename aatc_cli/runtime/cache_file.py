@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
 from aatc_cli.artifacts.disk import flush, read_record, replace_directory, unwritable, write_text
 from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, TensorEntry, digest_of
+from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache
@@ -125,7 +126,7 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
             )
     tensors = _read_tensors(folder, manifest)
     _check_groups(folder, manifest, spec)
-    cache = session.new_cache()
+    cache: HostedCache = session.new_cache()
     state = cache.state
     assert isinstance(state, CompressedState)
     state.columns, state.batch = manifest.columns, sum(len(group.rows) for group in manifest.groups) or -1

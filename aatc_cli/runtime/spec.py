@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.config import Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError

@@ -100,7 +100,7 @@ def _part(name: str, module: nn.Module) -> _Part:
 
 
 def _tensors(module: nn.Module, moving: bool) -> list[Tensor]:
-    found = [part for part in module._parameters.values() if part is not None]
+    found: list[Tensor] = [part for part in module._parameters.values() if part is not None]
     return found if moving else found + [part for part in module._buffers.values() if part is not None]
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import ModelIdentity
 from aatc_cli.artifacts.evaluation import Evaluation, Task, read_evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.forced.scores import Scores, score_windows
@@ -151,16 +150,19 @@ class _Frame:
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         origin = origin_of(subject, self.identity, self.options)
         layout = subject.plan.layout if subject.plan else None
-        if isinstance(layout, TokenLayout) and shares is not None:
+        if layout is not None and shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-            origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
+            origin, measured = (
+                origin | {"bits": layout.mean_bits, "bits_packed": layout.bits_packed},
+                measured | {"class_shares": means},
+            )
         scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
             **origin,
             task=s.task,
             seconds=seconds,
-            bits_effective=layout.bits_effective(s.length) if layout else 16.0,
+            bits_at_context=layout.bits_at(s.length) if layout else 16.0,
             ratio=layout.ratio(s.length) if layout else 1.0,
             context=s.length,
             text=self.windows.records[0].name,

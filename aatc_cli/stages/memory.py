@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import progress, say, working
@@ -214,6 +214,7 @@ def _synthetic(
         budget=budget.label,
         model=profile.model,
         bits=sum(sum(layer[side]) for layer in bits for side in SIDES) / (2 * geometry.layers * geometry.channels),
+        bits_packed=layout.bits_packed,
         seconds=time.perf_counter() - began,
         device=device_name(options.device),
         dtype="float16",

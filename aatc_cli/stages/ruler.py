@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import digest_of
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import digest_of
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError

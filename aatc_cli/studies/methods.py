@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aatc_cli.artifacts.artifact import open_artifact, read_manifest
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import read_manifest
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyRow
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
@@ -45,7 +46,7 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
         if name not in named:
             raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
     for method, recipe in found:
-        if (recipe.allocator == "none") == bool(method.budgets or method.effective):
+        if (recipe.allocator == "none") == bool(method.budgets or method.packed):
             needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
             raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
     return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
@@ -55,7 +56,7 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
 class Methods:
     """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe.
 
-    ``known``: rows of an earlier call, whose budgets for effective bits are taken over while their plans hold.
+    ``known``: rows of an earlier call, whose budgets for packed bits are taken over while their plans hold.
     ``force`` makes plans anew.
     """
 
@@ -78,7 +79,7 @@ class Methods:
         return list(found.values())
 
     def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Contestant]:
-        place = self.run if method.stats is None else Run(self.run.root / "studies" / method.stats)
+        place = self.run if method.stats is None else self.run.within("studies", method.stats)
         suffix = "" if method.stats is None else f" ({method.stats})"
         plain = StudyRow(
             name=recipe.name + suffix,
@@ -93,7 +94,7 @@ class Methods:
                 plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
             )
             return
-        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.effective]
+        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.packed]
         for value, matched in wanted:
             name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
             asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
@@ -107,7 +108,7 @@ class Methods:
             assert subject.plan is not None
             update = {
                 "budget": subject.plan.budget.label,
-                "plan": subject.plan.artifact.manifest.digest,
+                "plan": subject.plan.digest,
                 "bits": subject.plan.mean_bits,
                 "bits_packed": subject.plan.layout.bits_packed,
                 "ratio": subject.plan.layout.ratio(_PAPER_CONTEXT),
@@ -115,7 +116,7 @@ class Methods:
             yield Contestant(row.model_copy(update=update), place, subject)
 
     def _subject(self, place: Run, recipe: Recipe, row: StudyRow) -> Subject:
-        """The plan at a budget, or at the budget that comes to these effective bits, with the Transform it needs."""
+        """The plan at a budget, or at the budget that comes to these packed bits, with the Transform it needs."""
         assert row.asked is not None
         transform = place.transform(recipe.transform_name)
         if not transform.exists():
@@ -129,13 +130,13 @@ class Methods:
 
     def _matched(self, place: Run, recipe: Recipe, row: StudyRow) -> Budget:
         assert row.asked is not None
-        transform = open_artifact(place.transform(recipe.transform_name), "transform")
+        transform = Transform.open(place.transform(recipe.transform_name))
         known = self.known.get(row.name)
         if known is not None and known.budget is not None and not self.force:
             budget = Budget(unit="bits", value=float(known.budget))
             path = place.plan(recipe.name, budget)
             plan = read_manifest(path) if path.exists() else None
-            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.manifest.digest}:
+            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.digest}:
                 return budget
         if transform.path not in self.matchers or self.matchers[transform.path].recipe != recipe:
             self.matchers[transform.path] = Matcher.of(transform, recipe)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS
-from aatc_cli.artifacts.files import Run, open_plan
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 
 LENGTH = 48
 
@@ -340,8 +341,8 @@ MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "broken-config": (lambda folder: (folder / "config.json").write_text("{"), ("cannot load", "JSON")),
     "empty-config": (lambda folder: (folder / "config.json").write_text("{}"), ("cannot load", "model_type")),
     "no-weights": (remove("*.safetensors"), ("has no weight files",)),
-    "truncated-weights": (truncate, ("cannot load",)),
-    "no-tokenizer": (remove("tokenizer*"), ("cannot load",)),
+    "truncated-weights": (truncate, ("model.safetensors is cut short",)),
+    "no-tokenizer": (remove("tokenizer*"), ("has no tokenizer",)),
     # transformers draws what is absent at random, and says so where nobody looks
     "a-weight-is-absent": (edit_weights(lambda parts: parts.pop(KEYS)), ("no weights for 1 of its parameters", KEYS)),
     "layers-are-absent": (edit_config(num_hidden_layers=5), ("no weights for 9", "model.layers.4.")),
@@ -369,7 +370,7 @@ def test_models(refuses: Any, collect: Any, tiny_llama: Path, run_folder: Path, 
         ("./nowhere", "./nowhere is not a model"),
         ("a/b/c", "a/b/c is not a model"),
         ("none.gguf", "there is no model file none.gguf"),
-        ("owner/absent", "cannot load owner/absent"),
+        ("owner/absent", "there is no folder owner/absent, and of the hub's model owner/absent"),
         (os.devnull, "/dev/null is not a model"),
     ],
 )
@@ -520,7 +521,7 @@ def test_two_writers(refuses: Any, collect: Any, run_folder: Path) -> None:
         refuses(*collect(), says=says, folder=run_folder)
         refuses("whiten", "--run", run_folder, "--force", says=says, folder=run_folder)
         refuses("allocate", "--run", run_folder, "--budget", 4, says=says, folder=run_folder)
-    assert open_plan(run_folder / "plans" / "paper-3").name == "paper-3"
+    assert Plan.open(run_folder / "plans" / "paper-3").name == "paper-3"
 
 
 def test_the_disk_is_full(refuses: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

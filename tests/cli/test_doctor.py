@@ -40,7 +40,7 @@ def broken(*arguments: Any, **options: Any) -> Any:
         ("whiten", "whiten"),
         ("allocate", "allocate"),
         ("eval", "evaluate"),
-        ("packed cache", "compressed"),
+        ("packed cache", "attach_codecs"),
     ],
 )
 def test_the_step_that_fails_is_named(

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, digest_of, tensor_digest
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, digest_of
+from aatc_cli.artifacts.tensor_file import tensor_digest
 
 JUNK: tuple[Any, ...] = (
     None,
@@ -222,7 +223,7 @@ def damage(draw: random.Random, kind: str, path: Path, elsewhere: Path) -> tuple
             record.write_text(json.dumps(raw), encoding="utf-8")
         return f"{what}{', signed' * signed}", "same" if not signed else "refuse" if fatal else "any"
     if draw.random() < 0.1:
-        raw["schema_version"] = draw.choice((0, 3, 99, "2", 2.0, None, True, -1))
+        raw["schema_version"] = draw.choice((0, 4, 99, "2", 2.0, None, True, -1))
         what, may = f"schema version {raw['schema_version']!r}", "refuse"
     else:
         what = damage_record(draw, raw)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.artifact import ArtifactWriter
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run, load_energies, write_site
+from aatc_cli.artifacts.manifest import ModelIdentity, TextRecord
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
@@ -24,7 +26,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.methods.recipe import Protection, Recipe
-from aatc_cli.profiles import load_recipe
+from aatc_cli.profiles import dump, load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
@@ -73,11 +75,12 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
                 )
                 weight = torch.tensor(rng.lognormal(0, 0.5, channels))
                 write_site(writer, layer, side, codec, weight, torch.zeros_like(weight))
-        return writer.commit(settings={"transform": "whiten"}, model=model, texts=texts).digest
+        results = {"tokens": 4096, "fisher_windows": 0}
+        return writer.commit(settings=dump(WhitenSettings()), model=model, texts=texts, results=results).digest
 
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
-    energies = load_energies(open_artifact(run.transform("whiten"), "transform"))
+    energies = Transform.open(run.transform("whiten")).energies()
     result = allocate(energies, chosen, bits)
     budget = Budget(unit="bits", value=bits)
     with ArtifactWriter(run.plan(chosen.name, budget), "plan") as writer:
@@ -110,7 +113,8 @@ def evaluation(name: str, bits: float | None, kl: float, plan: str | None = None
         "model": "tiny/model",
         "plan": plan,
         "bits": bits or 16.0,
-        "bits_effective": 16.0 if bits is None else bits + 0.87,
+        "bits_packed": 16.0 if bits is None else bits + 0.12,
+        "bits_at_context": 16.0 if bits is None else bits + 0.87,
         "ratio": 1.0 if bits is None else 16 / (bits + 0.87),
         "context": 1024,
         "text": TEXT,
@@ -296,8 +300,9 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     assert paper["KL (nats)"] == "0.0456 ± 0.00228"
     assert paper["KL p99"] == "0.502"
     assert paper["top-1"] == "95.4 %"
-    assert paper["effective bits"] == "2.87"
-    assert paper["ratio"] == "5.57x"
+    assert paper["packed bits"] == "2.12"
+    assert paper["bits at 1024 tokens"] == "2.87"
+    assert paper["ratio at 1024 tokens"] == "5.57x"
     assert paper["NLL (nats)"] == "3.26 ± 0.0707"
     assert paper["ΔNLL"] == "+0.0456"
     assert paper["perplexity"] == "25.9 ± 1.83"
@@ -469,7 +474,7 @@ def test_quality_lines_are_the_evaluations(data: ReportData) -> None:
     panels = series.quality_series(quality_groups(data.evaluations))
     first = panels[0]
     assert [line.recipe for line in first.lines] == ["paper", "var-only"]
-    assert first.lines[0].x == pytest.approx((2.87, 4.87))
+    assert first.lines[0].x == pytest.approx((2.12, 4.12))
     assert first.lines[0].y == (KL["paper", 2.0], KL["paper", 4.0])
     assert first.lines[0].error == pytest.approx((0.00228, 0.0000615))
     assert first.reference == 3.4e-8
@@ -499,7 +504,7 @@ def test_spectrum_is_sorted_energy_with_the_plans_levels(
 ) -> None:
     panels = series.spectrum_series(data.spectrum)  # type: ignore[arg-type]
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
-    energies = load_energies(open_artifact(made[0].transform("whiten"), "transform"))
+    energies = Transform.open(made[0].transform("whiten")).energies()
     for panel in panels:
         energy = normalized_energy(energies[panel.layer][panel.side], panel.side, recipe("paper"))
         assert panel.energy == tuple(sorted(energy.tolist(), reverse=True))

@@ -51,8 +51,7 @@ def synthetic_spec(
         frequencies.to(torch.float32),
         geometry.head_dim**-0.5,
     )
-    bits = form_bits(form)
-    layout = CacheLayout.of_bits(geometry, window, HeadGroups.both(geometry.kv_heads), bits)
+    layout = CacheLayout.of_bits(geometry, window, HeadGroups.both(geometry.kv_heads), form_bits(form))
     windows = (None,) * geometry.layers
     return CacheSpec(form, window, dtype, device, geometry.channels, None, windows, None, layout)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aatc_cli.artifacts.artifact import tensor_digest
+from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.config import HeadGroups, Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import Codec, TransformCodec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aatc_cli.artifacts.artifact import tensor_digest
+from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.config import Window
 from aatc_cli.core import Side
 from aatc_cli.core.codec import Codec

@@ -31,5 +31,6 @@ def layout_table(layout: dict[str, Any]) -> Table:
     rows.append(["float16 cache", f"{layout['bytes_fp16']:,}", ""])
     rows += [[f"static: {cause}", f"{count:,}", ""] for cause, count in layout["breakdown_static"].items()]
     rows.append(["ratio with static", f"{layout['ratio_with_static']:.2f}", ""])
-    title = f"bytes at {layout['context']:,} tokens, {layout['bits_effective']:.3f} effective bits"
+    title = f"{layout['bits_packed']:.3f} packed bits; bytes at {layout['context']:,} tokens"
+    title += f", {layout['bits_at_context']:.3f} bits there"
     return Table(title, ["cause", "bytes", "share"], rows)
