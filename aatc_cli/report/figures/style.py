@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -16,7 +17,9 @@ FULL_WIDTH = 8.4
 # every colour of a figure is one of these; in the page it becomes a variable that the dark theme redefines
 INK, MUTED, GRID, BAND, REST = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4", "#b3bbc2"
 SERIES = ("#1f6fb4", "#d1661b", "#2b9166", "#8a5bb8", "#c23f57", "#8c7a1f", "#3a9bb0", "#77685d")
-LEVELS = ("#0b4f6c", "#01708f", "#0f93a8", "#43b0b0", "#7fc8b4", "#b4d9b5")
+LEVELS = ("#7a1fa2", "#c2185b", "#d9541e", "#a67c00", "#2e7d32", "#0277bd")
+# widths of channels, from one bit to the widest
+WIDTHS = ("#cfe3f3", "#a6cbe8", "#78aedb", "#4a8fcb", "#2670b3", "#12528f", "#083868", "#03203f")
 THEME = {
     INK: "ink",
     MUTED: "muted",
@@ -25,8 +28,10 @@ THEME = {
     REST: "rest",
     **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
     **{colour: f"w{i}" for i, colour in enumerate(LEVELS, 1)},
+    **{colour: f"b{i}" for i, colour in enumerate(WIDTHS, 1)},
 }
 SIDE_COLOUR = {"k": SERIES[0], "v": SERIES[1]}
+SIDE_NAME = {"k": "keys", "v": "values"}
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it takes the page's font and can be searched
@@ -66,19 +71,25 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def draw(name: str, width: float, height: float, paint: Callable[[Any], None]) -> str:
+def draw(name: str, width: float, height: float, paint: Callable[[Any], None], title: str, told: str) -> str:
     """The SVG element that ``paint`` draws on an empty figure of ``width`` x ``height`` inches.
 
     ``name`` salts and prefixes every id, so that figures can share a page. The text is a function of the drawing
-    alone: no date, no random ids. No global plotting state is touched beyond this call.
+    alone: no date, no random ids. ``title`` and ``told`` are for those who do not see it. No global plotting
+    state is touched beyond this call.
     """
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
         buffer = StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    share = f"{100 * width / FULL_WIDTH:.3g}%"
-    return _inline(buffer.getvalue(), name).replace("<svg ", f'<svg style="width: {share}" ', 1)
+    opening = (
+        f'<svg style="width: {100 * width / FULL_WIDTH:.3g}%" role="img" aria-labelledby="{name}-title {name}-told" '
+    )
+    spoken = f'<title id="{name}-title">{escape(title)}</title>\n<desc id="{name}-told">{escape(told)}</desc>\n'
+    element = _inline(buffer.getvalue(), name).replace("<svg ", opening, 1)
+    body = element.index(">") + 1
+    return f"{element[:body]}\n{spoken}{element[body:].lstrip()}"
 
 
 def standalone(element: str) -> str:

@@ -11,9 +11,11 @@ from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
+from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
-from aatc_cli.report.study_data import StudyView
+from aatc_cli.report.data.study import StudyView
 
 # the context at which the paper counts bytes; every report states it beside the evaluations' own
 PAPER_CONTEXT = 8192
@@ -74,10 +76,14 @@ class Absent:
 
 @dataclass(frozen=True)
 class TextUse:
-    """The texts one artifact was made from. ``artifact`` names it as in the run: ``stats``, ``transform whiten``."""
+    """The texts one artifact was made from. ``artifact`` names it as in the run: ``stats``, ``transform whiten``.
+
+    used: tokens that entered its sums; None where it does not say.
+    """
 
     artifact: str
     texts: tuple[TextRecord, ...]
+    used: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,8 @@ class ReportData:
     studies: tuple[StudyView, ...] = ()
     stability: tuple[StabilityResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
+    memory: tuple[MemoryResult, ...] = ()
+    answers: tuple[BenchmarkResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.study_scores import mean_of_rows, rows_of
-from aatc_cli.report.compare import Figure
-from aatc_cli.report.published import Published
+from aatc_cli.evals.study_scores import rows_of
+from aatc_cli.report.data.published import Published
 
 # what the paper averages in LongBench
 AVERAGED = ("triviaqa", "qasper", "trec", "samsum", "lcc", "repobench-p", "qmsum")
@@ -45,22 +44,6 @@ class StudyView:
         if cell is None:
             return "not run yet; run the study again"
         return cell.reason or "; ".join(f"{name}: {why}" for name, why in cell.left_out.items()) or _GONE
-
-
-def kl_figure(e: Evaluation) -> Figure | None:
-    """KL of an evaluation with its windows; None where it measured none."""
-    if e.kl_mean is None:
-        return None
-    return Figure(e.kl_mean, e.kl_stderr, {"": e.kl_windows} if e.kl_windows else {})
-
-
-def score_figure(rows: list[BenchmarkRow]) -> Figure | None:
-    """Mean score over rows with the samples of each; None without rows."""
-    score = mean_of_rows(rows)
-    if score is None:
-        return None
-    kept: dict[str, Sequence[float]] = {f"{row.subtask} {row.prompts_sha256}": row.scores for row in rows if row.scores}
-    return Figure(score.mean, score.stderr, kept if len(kept) == len(rows) else {})
 
 
 def title_of(row: StudyRow) -> str:

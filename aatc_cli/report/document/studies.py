@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from aatc_cli.report import study_figures, study_tables
-from aatc_cli.report.figures import quality_figure
-from aatc_cli.report.sections import FigureBlock, Section
-from aatc_cli.report.study_data import StudyView
-from aatc_cli.report.tables import number
+from aatc_cli.report.blocks import FigureBlock, Section
+from aatc_cli.report.data.study import StudyView
+from aatc_cli.report.figures.quality import quality_figure
+from aatc_cli.report.figures.scores import score_figure
+from aatc_cli.report.series import studies as series
+from aatc_cli.report.tables.studies import main_table, subtask_tables, window_tables
+from aatc_cli.report.text import number
 
 
 def study_section(view: StudyView) -> Section:
@@ -19,7 +21,7 @@ def study_section(view: StudyView) -> Section:
         if not missing
         else (f"{missing} of {len(result.cells)} cells are missing, with the reason at their place")
     )
-    tables = [study_tables.main_table(view), *study_tables.window_tables(view), *study_tables.subtask_tables(view)]
+    tables = [main_table(view), *window_tables(view), *subtask_tables(view)]
     return Section(
         name,
         f"Study {result.study}",
@@ -31,18 +33,18 @@ def study_section(view: StudyView) -> Section:
 
 def _figures(view: StudyView, name: str) -> list[FigureBlock]:
     found = []
-    if panels := study_figures.kl_panels(view):
+    if panels := series.kl_panels(view):
         references = {number(panel.reference) for panel in panels if panel.reference is not None}
         fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
         drawn = quality_figure(panels, f"{name}-kl")
         caption = f"KL against packed bits; bars are one standard error.{fp16}"
         found.append(FigureBlock((drawn,), caption, f"{name}-kl"))
-    if scores := study_figures.sweep_panels(view):
-        drawn = study_figures.score_figure(scores, f"{name}-bits", "bits per channel")
+    if scores := series.sweep_panels(view):
+        drawn = score_figure(scores, f"{name}-bits", "bits per channel")
         caption = "Score against bits per channel; bars are one standard error."
         found.append(FigureBlock((drawn,), caption, f"{name}-bits"))
-    if contexts := study_figures.context_panels(view):
-        drawn = study_figures.score_figure(contexts, f"{name}-context", "context (tokens)")
+    if contexts := series.context_panels(view):
+        drawn = score_figure(contexts, f"{name}-context", "context (tokens)")
         caption = "Mean RULER score against context; bars are one standard error."
         found.append(FigureBlock((drawn,), caption, f"{name}-context"))
     return found
