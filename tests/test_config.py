@@ -22,7 +22,7 @@ from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResul
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
 from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.report.published import Published, PublishedRow
+from aatc_cli.report.data.published import Published, PublishedRow
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)

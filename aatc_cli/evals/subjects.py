@@ -15,11 +15,11 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.method_codecs import method_codecs
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
+from aatc_cli.runtime.simulated.method_codecs import method_codecs
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import GroupChoice, Recipe
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
+from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import derive, transform_for
-from aatc_cli.stages.collect import check_profile
 from aatc_cli.stages.inspecting.forecast import Forecast, Piece, on_disk, state_of
 from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds, stats_bytes
 from aatc_cli.stages.whiten import groups_for
