@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
@@ -207,6 +209,28 @@ class Artifact:
         if _dtype_name(tensor.dtype) != entry.dtype or tensor_digest(tensor) != entry.sha256:
             raise damaged(self.path, self.manifest.kind, f"tensor {name!r} does not match its recorded hash")
         return tensor
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """A tensor of finite floats with ``shape`` (-1: any length); raises `ArtifactError` when it is another."""
+        array = self._shaped(name, shape)
+        if not bool(np.isfinite(array).all()):
+            raise self.damaged(f"tensor {name!r} does not hold finite numbers of shape {list(shape)}")
+        return array
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Floats of ``shape`` in float64, of which some may be infinite; raises `ArtifactError` as `floats`."""
+        return self._shaped(name, shape).astype(np.float64)
+
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        array: NDArray[Any] = self.tensor(name).numpy()
+        fits = array.ndim == len(shape) and all(want in (-1, got) for want, got in zip(shape, array.shape, strict=True))
+        if not fits or not np.issubdtype(array.dtype, np.floating):
+            raise self.damaged(f"tensor {name!r} does not hold finite numbers of shape {list(shape)}")
+        return array
+
+    def damaged(self, reason: str) -> ArtifactError:
+        """The error for this artifact when it must not be used."""
+        return damaged(self.path, self.manifest.kind, reason)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors in name order, each verified."""

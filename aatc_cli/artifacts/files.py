@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +24,13 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.token_classes import RatedCodec
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.methods.recipe import PACKED_QUANTIZERS, Recipe
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.methods.sites import Library, Sites
 
-_SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report", "stability", "studies")
 
 
@@ -233,20 +232,16 @@ class Plan:
     @property
     def layout(self) -> CacheLayout:
         """The byte law at this plan's widths."""
-        if self.classes is not None:
-            widths = [self.class_bits(k) for k in range(self.classes.count)]
-            return TokenLayout.of_classes(self.recipe, self.geometry, self.groups, widths, self.classes.shares.tolist())
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
-        return CacheLayout.of_recipe(self.recipe, self.geometry, self.groups, self.bits, blocks)
+        count = 1 if self.classes is None else self.classes.count
+        shares = None if self.classes is None else self.classes.shares.tolist()
+        widths = [self.class_bits(k) for k in range(count)]
+        return self.recipe.choices.layout(self.geometry, self.groups, widths, shares, blocks)
 
     @property
     def mean_bits(self) -> float:
         """Mean code bits per channel over keys and values."""
-        layout = self.layout
-        if isinstance(layout, TokenLayout):
-            return layout.mean_bits
-        widths = [width for layer in self.bits for side in SIDES for width in layer[side]]
-        return sum(widths) / len(widths)
+        return self.layout.mean_bits
 
     def class_bits(self, k: int) -> list[Mapping[Side, list[int]]]:
         """Widths [C] of class ``k`` of tokens by layer and side; of a plan without classes, those of class 0."""
@@ -275,7 +270,7 @@ def open_plan(path: Path) -> Plan:
             if not fits or not set(tensor.flatten().tolist()) <= set(recipe.allowed_widths):
                 raise damaged(path, "plan", f"the widths of layer {layer} {side} are out of range")
         bits.append({side: tensor.flatten().tolist() for side, tensor in widths.items()})
-    starts = _starts(artifact, bits) if recipe.quantizer == "block-max" else None
+    starts = _starts(artifact, bits) if recipe.choices.quantizer.blocks else None
     return Plan(artifact, recipe, budget, bits, groups, starts, classes)
 
 
@@ -324,10 +319,9 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
 
     Raises `ArtifactError` on values no codec can have, `AatcError` for a method that has no packed form.
     """
-    quantizer = plan.recipe.quantizer
-    if quantizer not in PACKED_QUANTIZERS:
+    if not plan.recipe.packed:
         raise AatcError(
-            f"recipe {plan.recipe.name} has no packed cache: its quantizer {quantizer} is simulated only",
+            f"recipe {plan.recipe.name} has no packed cache: its quantizer {plan.recipe.quantizer} is simulated only",
             "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
         )
     if plan.classes is not None:
@@ -340,19 +334,25 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
             f"{plan.name} keeps its window in 8 bits, which the packed cache does not yet",
             "evaluate it with --task kl or perplexity, or plan with a window of 16 bits",
         )
-    return _codecs_at(plan, transform, device, plan.bits)
+    return load_simulated_codecs(plan, transform, device)
 
 
-def load_simulated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, TransformCodec]]:
-    """As `load_codecs`, for evaluators of text, which also read plans that the packed cache does not hold yet."""
-    return _codecs_at(plan, transform, device, plan.bits)
+def load_simulated_codecs(
+    plan: Plan, transform: Artifact, device: str, library: Library | None = None
+) -> list[dict[Side, Any]]:
+    """One codec per layer and side of any method, for evaluators of text; of a plan with classes, of class 0.
+
+    library: makes codecs of other packages. Raises as `load_codecs`, but for methods that have no packed form.
+    """
+    sites = Sites(transform, plan.geometry, plan.groups, plan.class_bits(0), plan.starts, library)
+    return plan.recipe.choices.codecs(sites, device)
 
 
 def load_rated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, RatedCodec]]:
     """The codecs of a plan with token classes, one per layer and side; raises `ArtifactError` as `load_codecs`."""
     assert plan.classes is not None
     # one transform serves all classes: only widths differ
-    first = _codecs_at(plan, transform, device, plan.class_bits(0))
+    first = load_simulated_codecs(plan, transform, device)
     of_classes = [
         [
             {side: codecs[side].with_bits(torch.tensor(widths[side]).to(device)) for side in SIDES}
@@ -361,39 +361,3 @@ def load_rated_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict
         for k in range(plan.classes.count)
     ]
     return rated_codecs(plan.classes, of_classes, device)
-
-
-def _codecs_at(
-    plan: Plan, transform: Artifact, device: str, bits: Sequence[Mapping[Side, list[int]]]
-) -> list[dict[Side, TransformCodec]]:
-    """One codec per layer and side at these widths [C]."""
-    quantizer: Any = plan.recipe.quantizer
-    codecs: list[dict[Side, TransformCodec]] = []
-    channels = plan.geometry.channels
-    for layer, widths in enumerate(bits):
-        sites: dict[Side, TransformCodec] = {}
-        for side in SIDES:
-            groups = plan.groups.of(side)
-            matrix: tuple[int, ...] = (groups, channels // groups, channels // groups)
-            parts = {
-                part: checked_tensor(
-                    transform, f"layers.{layer}.{side}.{part}", matrix if "code" in part else (channels,)
-                )
-                for part in _SITE_TENSORS
-            }
-            if bool((parts["scale"] <= 0).any()):
-                raise damaged(transform.path, "transform", f"layer {layer} {side} has a scale that is not positive")
-            chosen = plan.recipe.key_weight if side == "k" else plan.recipe.value_weight
-            codec = TransformCodec(
-                parts["encode"],
-                parts["decode"],
-                parts["scale"],
-                torch.tensor(widths[side]),
-                parts["variance"],
-                quantizer=quantizer,
-                weight={"none": None, "fisher": parts["fisher"]}.get(chosen, parts["weight"]),
-                scale_bits=plan.recipe.scale_bits,
-            )
-            sites[side] = codec.to(device)
-        codecs.append(sites)
-    return codecs

@@ -13,9 +13,9 @@ from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, damaged
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.received import BINS, watched_lags
-from aatc_cli.core.token_classes import Floats, RatedCodec, TokenClasses, token_classes
-from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.core.rated import RatedCodec
+from aatc_cli.core.received_bins import watched_lags
+from aatc_cli.core.token_classes import Floats, TokenClasses
 from aatc_cli.methods.recipe import Recipe
 
 
@@ -39,34 +39,17 @@ def received_lags(stats: Artifact) -> dict[str, Any]:
     return {"received_lags": list(watched_lags(Window.model_validate(stats.manifest.settings["window"])))}
 
 
-def load_classes(transform: Artifact, recipe: Recipe) -> TokenClasses:
+def load_classes(transform: Artifact, recipe: Recipe) -> TokenClasses | None:
     """The classes of a recipe with token rates; raises `ArtifactError` where the Transform cannot tell them."""
-    assert recipe.tokens is not None
+    choices, geometry = recipe.choices, transform.manifest.model.geometry
+    found: TokenClasses | None = choices.classes.read(choices, transform, geometry, recorded_lags(transform))
+    return found
+
+
+def recorded_lags(transform: Artifact) -> tuple[int, int] | None:
+    """First and last distance at which the Stats of a Transform watched attention; None where they did not."""
     recorded = transform.manifest.results.get("received_lags")
-    if recorded is None:
-        raise ArtifactError(
-            f"{transform.path} does not say what attention tokens received, by which {recipe.name} chooses their rates",
-            "collect with --fisher N and whiten again, both with --force",
-        )
-    lags = list(watched_lags(recipe.window))
-    if recorded != lags:
-        raise UsageError(
-            f"recipe {recipe.name} watches tokens for {lags[0]} to {lags[1]} steps, "
-            f"the calibration watched them for {recorded[0]} to {recorded[1]}",
-            "give the recipe the window that collect has: 128 recent tokens, flushed 16 at a time",
-        )
-    return token_classes(
-        [_table(transform, layer) for layer in range(transform.manifest.model.geometry.layers)], recipe.tokens.shares
-    )
-
-
-def _table(transform: Artifact, layer: int) -> Floats:
-    table = transform.tensor(f"layers.{layer}.received")
-    if table.dtype != torch.float64 or tuple(table.shape) != (3, BINS) or not bool(torch.isfinite(table).all()):
-        raise damaged(transform.path, "transform", f"what tokens of layer {layer} received is no table of {BINS} bins")
-    if bool((table[0] < 0).any()) or not bool(table[0].any()):
-        raise damaged(transform.path, "transform", f"layer {layer} counts no tokens by what they received")
-    return table.numpy()
+    return None if recorded is None else (recorded[0], recorded[1])
 
 
 def write_classes(writer: ArtifactWriter, classes: TokenClasses) -> list[dict[str, float]]:
@@ -95,9 +78,10 @@ def require_classes(plan: Artifact, planned: PlanClasses, derived: TokenClasses)
 
 def read_classes(plan: Artifact, recipe: Recipe) -> PlanClasses | None:
     """The classes of a Plan, or None of a recipe without; raises `ArtifactError` on values that cannot be."""
-    if recipe.tokens is None:
+    count = recipe.choices.classes.count(recipe)
+    if count == 1:
         return None
-    count, layers = len(recipe.tokens.shares), range(plan.manifest.model.geometry.layers)
+    layers = range(plan.manifest.model.geometry.layers)
     parts: list[list[np.ndarray]] = []
     for layer in layers:
         thresholds, shares = (plan.tensor(f"layers.{layer}.{name}") for name in ("thresholds", "shares"))

@@ -121,6 +121,10 @@ class LayerStats:
         """The same sums and rows on ``device``."""
         return replace(self, **{name: getattr(self, name).to(device) for name in self.TENSORS})
 
+    def mean(self, side: Side) -> Tensor:
+        """Mean vector of a site. [C]."""
+        return (self.k_sum if side == "k" else self.v_sum) / self.count
+
     def loss_metric(self, side: Side) -> Tensor:
         """M of one side [C, C]: what noise d in every cached vector costs is d M d^T / 2 nats per position."""
         return (self.k_fisher if side == "k" else self.v_fisher) / max(self.readers, 1)

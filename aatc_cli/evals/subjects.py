@@ -15,11 +15,11 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.method_codecs import method_codecs
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
+from aatc_cli.models.quantized import library_codec
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any,
     transform = transform_of(subject.plan)
     if subject.plan.classes is not None:
         return list(load_rated_codecs(subject.plan, transform, device))
-    if subject.recipe.packed:
-        return list(load_simulated_codecs(subject.plan, transform, device))
-    return list(method_codecs(subject.plan, transform, device))
+    return load_simulated_codecs(subject.plan, transform, device, library_codec)
 
 
 def placed_codecs(subject: Subject, sites: Sequence[AttentionSite], options: EvalOptions) -> list[dict[Any, Any]]:

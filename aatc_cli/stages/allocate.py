@@ -10,19 +10,18 @@ import torch
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
 from aatc_cli.artifacts.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
-from aatc_cli.artifacts.token_plans import load_classes, require_classes, write_classes
+from aatc_cli.artifacts.token_plans import load_classes, recorded_lags, require_classes, write_classes
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import Allocation, Energies, require_blocks
-from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
+from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.methods.allocators.one_width import width_of
+from aatc_cli.methods.axes import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import dump
-from aatc_cli.stages.method_tables import load_tables
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
@@ -47,7 +46,7 @@ def allocate(
 
     Raises `AatcError` when a budget cannot be met, `SettingsMismatchError` when a plan exists with other settings.
     """
-    if recipe.allocator == "none":
+    if recipe.choices.allocator.nothing:
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
     artifact = _transform_for(recipe, transform or run.transform(recipe.transform_name))
@@ -72,7 +71,7 @@ def allocate(
 
 
 def _transform_for(recipe: Recipe, place: Path) -> Artifact:
-    """The Transform at ``place``, of the kind and the head groups that the recipe asks for."""
+    """The Transform at ``place``, of the kind, the head groups and the tables that the recipe asks for."""
     command = _whiten_command(recipe)
     if not place.exists():
         raise ArtifactError(f"there is no transform at {place}", f"run {command} to make it")
@@ -80,6 +79,9 @@ def _transform_for(recipe: Recipe, place: Path) -> Artifact:
     kind = artifact.manifest.settings.get("transform")
     if kind != recipe.transform:
         raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", f"run {command}")
+    for name in recipe.choices.tables:
+        if name not in artifact.manifest.settings.get("tables", []):
+            raise UsageError(f"recipe {recipe.name} needs the tables of {name}, which {place} lacks", f"run {command}")
     found = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
     if recipe.head_groups(artifact.manifest.model.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
@@ -88,6 +90,8 @@ def _transform_for(recipe: Recipe, place: Path) -> Artifact:
 
 
 def _whiten_command(recipe: Recipe) -> str:
+    if recipe.choices.tables:
+        return f"aatc whiten --recipe {recipe.name}"
     options = (
         ("transform", recipe.transform, "whiten"),
         ("key-groups", recipe.key_groups, "profile"),
@@ -107,8 +111,9 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    if plan.classes is not None:
-        require_classes(plan.artifact, plan.classes, load_classes(artifact, plan.recipe))
+    classes = load_classes(artifact, plan.recipe)
+    if plan.classes is not None and classes is not None:
+        require_classes(plan.artifact, plan.classes, classes)
     return differences
 
 
@@ -116,46 +121,66 @@ def derive(
     transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
-    geometry = transform.manifest.model.geometry
-    groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
-    recipe = _for_compressed_layers(recipe, geometry)
-    require_blocks(recipe, geometry.channels, groups)
-
-    tables = load_tables(transform, recipe)
-
-    def layout_of(allocation: Allocation) -> CacheLayout:
-        bits: list[dict[Side, list[int]]] = [
-            {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
-        ]
-        if allocation.classes is not None:
-            by_class: list[list[dict[Side, list[int]]]] = [
-                [{side: layer[side][k] for side in SIDES} for layer in bits]  # type: ignore[misc]
-                for k in range(allocation.classes.counts.shape[1])
-            ]
-            return TokenLayout.of_classes(recipe, geometry, groups, by_class, allocation.classes.shares.tolist())
-        blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-        return CacheLayout.of_recipe(recipe, geometry, groups, bits, blocks)
-
+    planner = Planner.of(transform, energies, recipe)
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
-        fixed = allocate_any(energies, recipe, budget.value, groups, tables)
-        return fixed, layout_of(fixed), budget.value
+        fixed = planner.allocation(budget.value)
+        return fixed, planner.layout(fixed), budget.value
     assert budget.context is not None
-    allowed = allowed_bytes(budget, CacheLayout.nominal_of_recipe(recipe, geometry, groups, 0.0))
+    allowed = allowed_bytes(budget, planner.choices.nominal_layout(planner.geometry, planner.groups, 0.0))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:
         middle = (low + high) // 2
-        allocation = _allocation_or_none(energies, recipe, middle / _GRID, groups, tables)
-        layout = layout_of(allocation) if allocation is not None else None
-        if allocation is None or layout is None or layout.bytes(budget.context) <= allowed:
-            best = (allocation, layout, middle / _GRID) if allocation is not None and layout is not None else best
-            low = middle + 1
+        try:
+            allocation = planner.allocation(middle / _GRID)
+        except AatcError:
+            low = middle + 1  # too few bits for the protected layers, or for any width: the search goes on above
+            continue
+        layout = planner.layout(allocation)
+        if layout.bytes(budget.context) <= allowed:
+            best, low = (allocation, layout, middle / _GRID), middle + 1
         else:
             high = middle - 1
     if best is None:
         raise _too_small(budget, allowed, recipe.window)
     return best
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Allocations of one recipe from one Transform; what is read of it serves all budgets."""
+
+    choices: Choices
+    geometry: Geometry
+    groups: HeadGroups
+    energies: Energies
+    tables: MethodTables
+
+    @classmethod
+    def of(cls, transform: Artifact, energies: Energies, recipe: Recipe) -> Planner:
+        """Raises `ArtifactError` where the Transform lacks what the recipe reads."""
+        geometry = transform.manifest.model.geometry
+        groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
+        choices = _for_compressed_layers(recipe, geometry).choices
+        choices.require_blocks(geometry.channels, groups)
+        tables = choices.read_tables(transform, geometry, recorded_lags(transform))
+        return cls(choices, geometry, groups, energies, tables)
+
+    def allocation(self, bits: float) -> Allocation:
+        """Widths at an average of ``bits``; raises `AatcError` when they cannot be had."""
+        return self.choices.allocate(self.energies, bits, self.groups, self.tables)
+
+    def layout(self, allocation: Allocation) -> CacheLayout:
+        """The byte law of an allocation."""
+        bits: list[dict[Side, Any]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+        if allocation.classes is None:
+            blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
+            return self.choices.layout(self.geometry, self.groups, [bits], None, blocks)
+        by_class = [
+            [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
+        ]
+        return self.choices.layout(self.geometry, self.groups, by_class, allocation.classes.shares.tolist())
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:
@@ -186,18 +211,9 @@ def _for_compressed_layers(recipe: Recipe, geometry: Geometry) -> Recipe:
     return recipe.model_copy(update={"protect": recipe.protect.model_copy(update={"layers": layers})})
 
 
-def _allocation_or_none(
-    energies: Energies, recipe: Recipe, bits: float, groups: HeadGroups, tables: MethodTables
-) -> Allocation | None:
-    try:
-        return allocate_any(energies, recipe, bits, groups, tables)
-    except AatcError:
-        return None  # too few bits for the protected layers, or for any width: the search goes on above
-
-
 def _require_width(recipe: Recipe, bits: float) -> None:
     """Raise `UsageError` for a budget that a recipe of one width would leave partly unused."""
-    if recipe.allocator == "one-width" and width_of(recipe, bits) != bits:
+    if recipe.choices.allocator.one_width and width_of(recipe, bits) != bits:
         widths = ", ".join(str(width) for width in recipe.allowed_widths if width)
         raise UsageError(
             f"recipe {recipe.name} gives every channel one width, which {bits:g} bits is not",
@@ -211,9 +227,6 @@ def _settings(recipe: Recipe, budget: Budget) -> dict[str, Any]:
 
 def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget) -> Manifest:
     allocation, layout, bits = derive(transform, energies, recipe, budget)
-    channels = 2 * layout.geometry.layers * layout.geometry.channels
-    total = sum(int(layer[side].sum()) for layer in allocation.bits for side in SIDES)
-    mean = layout.mean_bits if isinstance(layout, TokenLayout) else total / channels
     with ArtifactWriter(target, "plan") as writer:
         for index, layer in enumerate(allocation.bits):
             for side in SIDES:
@@ -227,7 +240,7 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
             model=transform.manifest.model,
             inputs={"transform": transform.manifest.digest},
             results={
-                "bits_mean": mean,
+                "bits_mean": layout.mean_bits,
                 "bits_budget": bits,
                 "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},

@@ -14,7 +14,6 @@ from aatc_cli.artifacts.evaluation import Evaluation, Task, read_evaluation, wri
 from aatc_cli.artifacts.files import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.distortion import measure_distortion
 from aatc_cli.evals.forced.scores import Scores, score_windows
@@ -151,7 +150,7 @@ class _Frame:
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         origin = origin_of(subject, self.identity, self.options)
         layout = subject.plan.layout if subject.plan else None
-        if isinstance(layout, TokenLayout) and shares is not None:
+        if shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
             origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
