@@ -101,7 +101,7 @@ SPEED_MEMORY = SpeedMemory(
 )
 STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
 STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
-METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
+METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours")
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
@@ -198,7 +198,7 @@ EXAMPLES: list[BaseModel] = [
         budget="2",
         model="m",
         bits=2.0,
-        bits_effective=2.7,
+        bits_at_context=2.7,
         ratio=5.9,
         context=64,
         text="t",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from aatc_cli.artifacts.artifact import digest_of
 from aatc_cli.artifacts.disk import read_record, write_text
@@ -23,11 +23,13 @@ OTHER_TASKS = ("memory", "speed", "benchmark", "stability")
 
 M = TypeVar("M", bound="Measurement")
 
+SCHEMA_VERSION: Final = 3
+
 
 class Measurement(Settings):
     """What every evaluation says of itself: of which cache and model it is, and where it ran."""
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     task: str
     recipe: str
     budget: str | None = Field(None, description="the plan's budget label; null for fp16")
@@ -35,6 +37,9 @@ class Measurement(Settings):
     model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
     plan: str | None = Field(None, description="digest of the plan; null for fp16")
     bits: float = Field(description="mean code bits per channel of a packed token")
+    bits_packed: float | None = Field(
+        None, description="bits of a number of a packed token with all that goes with it; 16 for fp16; null if unknown"
+    )
     seconds: float
     device: str
     dtype: str
@@ -70,7 +75,7 @@ class Evaluation(Measurement):
     """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
 
     task: Task
-    bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")
+    bits_at_context: float = Field(description="all cache bytes at this context, as bits per cached number")
     ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
     context: int = Field(description="tokens in the cache at the end of a window")
     text: str
@@ -101,6 +106,14 @@ class Evaluation(Measurement):
     )
     distortion: list[DistortionRow] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, data: Any) -> Any:
+        """Versions 1 and 2 called the bits at the context otherwise."""
+        if isinstance(data, dict) and data.get("schema_version") in (1, 2) and "bits_effective" in data:
+            return {("bits_at_context" if name == "bits_effective" else name): data[name] for name in data}
+        return data
+
     @property
     def file_name(self) -> str:
         """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
@@ -117,7 +130,7 @@ def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
 
 def write_sealed(path: Path, record: BaseModel) -> None:
     """Write a record with its digest to ``path``, atomically and under the lock of its folder; raises `AatcError`."""
-    data = record.model_copy(update={"schema_version": 2}).model_dump(mode="json")
+    data = record.model_copy(update={"schema_version": SCHEMA_VERSION}).model_dump(mode="json")
     text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
     with locked(path.parent, wait=True):
         sweep(path.parent)
@@ -127,14 +140,14 @@ def write_sealed(path: Path, record: BaseModel) -> None:
 def read_sealed(path: Path, remedy: str) -> Any:
     """The data of a record, checked against its digest; raises `ArtifactError`, and what `read_record` raises.
 
-    Since version 2 a digest in the file covers all of it; files of version 1 have none.
+    From version 2 on a digest in the file covers all of it; files of version 1 have none.
     """
     raw: Any = json.loads(read_record(path))
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
-        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
+    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2, 3)):
+        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 to {SCHEMA_VERSION}"
         raise ArtifactError(problem, f"use the aatc that wrote it, or {remedy}")
-    if version == 2 and raw.pop("digest", None) != digest_of(raw):
+    if version in (2, 3) and raw.pop("digest", None) != digest_of(raw):
         raise ArtifactError(f"{path} is damaged: it does not match its own digest", remedy)
     return raw
 

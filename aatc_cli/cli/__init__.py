@@ -1,7 +1,9 @@
 """The command line: parse, validate, call one stage, print. Nothing heavy is imported before a command runs."""
 
 from aatc_cli.cli.app import app
+from aatc_cli.cli.doctor import doctor
 from aatc_cli.cli.evaluate import evaluate
+from aatc_cli.cli.known import list_known
 from aatc_cli.cli.look import inspect, report
 from aatc_cli.cli.offline import allocate, collect, whiten
 
@@ -14,3 +16,6 @@ app.command()(allocate)
 app.command()(inspect)
 app.command(name="eval")(evaluate)
 app.command()(report)
+# and what is asked at any time
+app.command(name="list")(list_known)
+app.command()(doctor)

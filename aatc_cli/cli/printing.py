@@ -15,7 +15,7 @@ from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
-from aatc_cli.stages.inspect import Inspection
+from aatc_cli.stages.inspecting.facts import Inspection
 from aatc_cli.stages.result_tables import (
     Rows,
     benchmark_table,
@@ -50,12 +50,13 @@ def print_evaluations(results: list[Evaluation], json: bool) -> None:
     if json:
         print_json([evaluation.model_dump(mode="json") for evaluation in results])
         return
-    columns = ["method", "text", "bits", "effective", "ratio", "KL (nats)", "KL p99", "top-1"]
+    columns = ["method", "text", "bits", "packed bits", "ratio", "KL (nats)", "KL p99", "top-1"]
     columns += ["NLL (nats)", "perplexity"]
     rows = []
     for e in results:
         method = e.recipe if e.budget is None else f"{e.recipe}-{e.budget}"
-        sizes = [f"{value:.4g}" for value in (e.bits, e.bits_effective, e.ratio)]
+        packed = "" if e.bits_packed is None else f"{e.bits_packed:.4g}"
+        sizes = [f"{e.bits:.4g}", packed, f"{e.ratio:.4g}"]
         pairs = ((e.kl_mean, e.kl_stderr), (e.kl_p99, None), (e.top1, e.top1_stderr), (e.nll, e.nll_stderr))
         perplexity = _with_error(e.perplexity, e.perplexity_stderr)
         rows.append([method, e.text, *sizes, *(_with_error(*pair) for pair in pairs), perplexity])

@@ -69,7 +69,7 @@ class GroupedMinMax:
 
 
 def head_errors(latents: Tensor, heads: int, widest: int) -> Tensor:
-    """Mean squared error per channel of every head at widths 0 .. ``widest``, coded per token: [R, C] -> [H, widest + 1]."""
+    """Mean squared error of every head's channels at widths 0 .. ``widest``, per token: [R, C] -> [H, widest + 1]."""
     size = latents.shape[-1] // heads
     found = [latents.square()]
     for bits in range(1, widest + 1):

@@ -62,6 +62,7 @@ def origin_of(subject: Subject, identity: ModelIdentity, options: EvalOptions) -
         "model_fingerprint": identity.weights_fingerprint,
         "plan": plan.artifact.manifest.digest if plan else None,
         "bits": plan.mean_bits if plan else 16.0,
+        "bits_packed": plan.layout.bits_packed if plan else 16.0,
         "device": device_name(options.device),
         "dtype": str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
         "versions": versions(),

@@ -24,9 +24,10 @@ HOW_TO_READ = (
     "after ± is one standard error over windows; windows of one text are not fully independent, so read a difference "
     "of one or two standard errors as a tie. Ratios and bytes are computed by the byte law from the widths (codes, "
     "padding, scales and what else a method keeps, sinks, recent window), not read from an allocator, and the static "
-    "matrices are stated apart. Effective bits count all of those bytes at the evaluation's own context, so short "
-    "windows look less compressed than long ones at the same widths; in tables of studies they count packed tokens "
-    "alone, without sinks and window, and hold at any context."
+    "matrices are stated apart. Packed bits are what a number of a packed token takes with all that goes with it, "
+    "without sinks and window, at any context; bits at N tokens count all bytes of the cache there, so that short "
+    "windows look "
+    "less compressed than long ones at the same widths."
 )
 
 
@@ -103,9 +104,7 @@ def _quality_figure(data: ReportData) -> Section:
         return Section("curve", title, ("No KL of a compressed cache in this run: aatc eval --task kl",))
     references = {number(panel.reference) for panel in panels if panel.reference is not None}
     fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
-    caption = (
-        f"KL against all bytes of the cache as bits per cached number; bars are one standard error over windows.{fp16}"
-    )
+    caption = f"KL against packed bits; bars are one standard error over windows.{fp16}"
     return Section("curve", title, figures=(FigureBlock((figures.quality_figure(panels),), caption),))
 
 

@@ -245,7 +245,7 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
                 "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                 "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.summary(budget.context or _CONTEXT),
+                "layout": layout.recorded(budget.context or _CONTEXT),
                 **classes,
             },
             provenance={"versions": versions()},

@@ -153,13 +153,16 @@ class _Frame:
         if shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-            origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
+            origin, measured = (
+                origin | {"bits": layout.mean_bits, "bits_packed": layout.bits_packed},
+                measured | {"class_shares": means},
+            )
         scored = self.queries if self.queries is not None else s.length - 1 - s.first_position
         return Evaluation(
             **origin,
             task=s.task,
             seconds=seconds,
-            bits_effective=layout.bits_effective(s.length) if layout else 16.0,
+            bits_at_context=layout.bits_at(s.length) if layout else 16.0,
             ratio=layout.ratio(s.length) if layout else 1.0,
             context=s.length,
             text=self.windows.records[0].name,

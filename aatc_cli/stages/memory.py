@@ -215,6 +215,7 @@ def _synthetic(
         budget=budget.label,
         model=profile.model,
         bits=sum(sum(layer[side]) for layer in bits for side in SIDES) / (2 * geometry.layers * geometry.channels),
+        bits_packed=layout.bits_packed,
         seconds=time.perf_counter() - began,
         device=device_name(options.device),
         dtype="float16",

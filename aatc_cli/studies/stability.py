@@ -94,6 +94,7 @@ def stability(
         model=identity.name,
         model_fingerprint=identity.weights_fingerprint,
         bits=sum(plan.mean_bits for plan in plans) / len(plans),
+        bits_packed=sum(plan.layout.bits_packed for plan in plans) / len(plans),
         seconds=time.perf_counter() - began,
         device=device_name(options.device),
         dtype=str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),

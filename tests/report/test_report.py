@@ -110,7 +110,8 @@ def evaluation(name: str, bits: float | None, kl: float, plan: str | None = None
         "model": "tiny/model",
         "plan": plan,
         "bits": bits or 16.0,
-        "bits_effective": 16.0 if bits is None else bits + 0.87,
+        "bits_packed": 16.0 if bits is None else bits + 0.12,
+        "bits_at_context": 16.0 if bits is None else bits + 0.87,
         "ratio": 1.0 if bits is None else 16 / (bits + 0.87),
         "context": 1024,
         "text": TEXT,
@@ -296,8 +297,9 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     assert paper["KL (nats)"] == "0.0456 ± 0.00228"
     assert paper["KL p99"] == "0.502"
     assert paper["top-1"] == "95.4 %"
-    assert paper["effective bits"] == "2.87"
-    assert paper["ratio"] == "5.57x"
+    assert paper["packed bits"] == "2.12"
+    assert paper["bits at 1024 tokens"] == "2.87"
+    assert paper["ratio at 1024 tokens"] == "5.57x"
     assert paper["NLL (nats)"] == "3.26 ± 0.0707"
     assert paper["ΔNLL"] == "+0.0456"
     assert paper["perplexity"] == "25.9 ± 1.83"
@@ -469,7 +471,7 @@ def test_quality_lines_are_the_evaluations(data: ReportData) -> None:
     panels = series.quality_series(quality_groups(data.evaluations))
     first = panels[0]
     assert [line.recipe for line in first.lines] == ["paper", "var-only"]
-    assert first.lines[0].x == pytest.approx((2.87, 4.87))
+    assert first.lines[0].x == pytest.approx((2.12, 4.12))
     assert first.lines[0].y == (KL["paper", 2.0], KL["paper", 4.0])
     assert first.lines[0].error == pytest.approx((0.00228, 0.0000615))
     assert first.reference == 3.4e-8

@@ -73,7 +73,7 @@ def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
     divergences = [evaluation.kl_mean for evaluation in found]
     assert all(value is not None and 0 < value < 5 for value in divergences)
     assert divergences == sorted(divergences, reverse=True)
-    assert [evaluation.bits_effective for evaluation in found] == [plan.layout.bits_effective(224) for plan in plans]
+    assert [evaluation.bits_at_context for evaluation in found] == [plan.layout.bits_at(224) for plan in plans]
 
 
 def test_plans_stay_within_their_budgets(run):

@@ -35,7 +35,7 @@ from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.inspect import inspect_plan
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
@@ -160,7 +160,7 @@ def test_evaluation_is_at_the_shares_it_found(run: Run, plan: Plan, tiny_llama: 
     widths = [sum(sum(layer[side]) for layer in plan.class_bits(k) for side in SIDES) / 256 for k in range(3)]
     assert min(widths) < found.bits < max(widths)
     assert found.bits != plan.mean_bits
-    assert found.bits_effective == pytest.approx(16 / found.ratio)
+    assert found.bits_at_context == pytest.approx(16 / found.ratio)
     again = evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], KL, EvalOptions())
     assert again == [found]
 

@@ -11,8 +11,8 @@ from aatc_cli.models.adapter import AttentionLayer, AttentionSite, attention_lay
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
 from aatc_cli.profiles import ModelProfile, available, load_model_profile
 from aatc_cli.stages.collect import check_profile
-from aatc_cli.stages.inspect import Inspection, Table
-from aatc_cli.stages.preflight import (
+from aatc_cli.stages.inspecting.facts import Inspection, Table
+from aatc_cli.stages.inspecting.preflight import (
     LENGTH,
     SAMPLES,
     Machine,

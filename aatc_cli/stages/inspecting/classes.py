@@ -6,7 +6,6 @@ from typing import Any
 
 from aatc_cli.artifacts.files import Plan
 from aatc_cli.core import SIDES
-from aatc_cli.core.token_layout import TokenLayout
 
 COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "of values", "thresholds by layer"]
 
@@ -14,8 +13,6 @@ COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "
 def class_facts(plan: Plan) -> list[dict[str, Any]]:
     """Per class: share, relative costs, mean bits by side, thresholds below it by layer, and shares by layer."""
     assert plan.classes is not None
-    layout = plan.layout
-    assert isinstance(layout, TokenLayout)
     facts = []
     for k, recorded in enumerate(plan.artifact.manifest.results["classes"]):
         widths = plan.class_bits(k)
