@@ -25,7 +25,8 @@ from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.rated import RatedCodec
-from aatc_cli.core.received import BINS, PROBES
+from aatc_cli.core.received import PROBES
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.recipe import Recipe

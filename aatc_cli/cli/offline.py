@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
 import typer
 
 from aatc_cli.cli.options import (
@@ -30,6 +29,11 @@ from aatc_cli.methods.registry import names
 
 if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile, TextMixture
+
+    TransformName = str
+else:
+    # the command line offers what the registry has
+    TransformName = Literal[tuple(names("transform"))]
 
 
 def collect(
@@ -113,11 +117,9 @@ def whiten(
         str | None, typer.Option("--recipe", help="Make what this recipe needs: its transform, head groups and tables.")
     ] = None,
     transform: Annotated[
-        str | None,
+        TransformName | None,
         typer.Option(
-            "--transform",
-            click_type=click.Choice(names("transform")),
-            help="Kind of transform; metric needs Stats collected with --fisher. Default: whiten.",
+            "--transform", help="Kind of transform; metric needs Stats collected with --fisher. Default: whiten."
         ),
     ] = None,
     transform_stats: Annotated[

@@ -19,11 +19,11 @@ from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evalu
 from aatc_cli.artifacts.files import Run, load_energies, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
@@ -78,7 +78,7 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
     energies = load_energies(open_artifact(run.transform("whiten"), "transform"))
-    result = allocate(energies, chosen, bits)
+    result = chosen.choices.allocate(energies, bits)
     budget = Budget(unit="bits", value=bits)
     with ArtifactWriter(run.plan(chosen.name, budget), "plan") as writer:
         for layer, sites in enumerate(result.bits):
@@ -503,7 +503,7 @@ def test_spectrum_is_sorted_energy_with_the_plans_levels(
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
     energies = load_energies(open_artifact(made[0].transform("whiten"), "transform"))
     for panel in panels:
-        energy = normalized_energy(energies[panel.layer][panel.side], panel.side, recipe("paper"))
+        energy = recipe("paper").choices.energy(energies[panel.layer][panel.side], panel.side)
         assert panel.energy == tuple(sorted(energy.tolist(), reverse=True))
         assert dict(panel.levels) == {
             f"{plan.budget} bits": plan.water_level[panel.side] for plan in data.plans if plan.recipe == "paper"

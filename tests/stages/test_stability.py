@@ -12,7 +12,7 @@ from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run, load_layer_stats, open_plan, open_stats, transform_of
 from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
-from aatc_cli.core.lloyd import DISTORTION
+from aatc_cli.core.curves import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.stability import StabilityResult, spread
 from aatc_cli.evals.subjects import EvalOptions, Subject

@@ -14,7 +14,8 @@ from aatc_cli.artifacts.artifact import Artifact, open_artifact
 from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import SIDES
-from aatc_cli.core.received import BINS, PROBES, probes
+from aatc_cli.core.received import PROBES, probes
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.stages import whiten as module
 from aatc_cli.stages.ahead import ahead

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import together
-from aatc_cli.methods.transforms.identity import Identity
+from aatc_cli.methods.axes import Transform, together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from aatc_cli.config import Geometry
     from aatc_cli.core import Side
     from aatc_cli.core.stats import LayerStats
+    from aatc_cli.core.transform import GroupTransform
     from aatc_cli.methods.sites import Sites
 
 # latents over all layers: as many as rows can tell apart, and no more than a basis of bearable size
@@ -22,15 +22,20 @@ LATENTS = 4096
 _HELD_OUT = 4
 
 
-class Global(Identity):
+class Global(Transform):
     """One basis over all layers; the sites of single layers hold identity matrices. Source: KVTC (2511.01815)."""
 
     name = "global"
     meaning = "principal components over all layers"
     kinds = ("centred",)
     goes_with = together(quantizer=("block-max",))
-    stored = True
     over_layers = True
+
+    def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
+        """Identity matrices: nothing is done to single layers."""
+        from aatc_cli.core.transform import identity, rotation
+
+        return rotation(identity(int(moments.shape[-1])).encode.to(moments).expand_as(moments))
 
     def joint(self, layers: Sequence[LayerStats], side: Side) -> tuple[dict[str, Tensor], Tensor]:
         """Mean, basis and energy [q] of its latents, and the latents of the rows that are held out.
