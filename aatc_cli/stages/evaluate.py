@@ -150,7 +150,7 @@ class _Frame:
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         origin = origin_of(subject, self.identity, self.options)
         layout = subject.plan.layout if subject.plan else None
-        if shares is not None:
+        if layout is not None and shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
             origin, measured = (

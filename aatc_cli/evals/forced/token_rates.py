@@ -43,7 +43,7 @@ def rated_logits(
         raise ValueError(f"{method.name}: token rates are of keys before RoPE")
 
     def attend(inputs: LayerInputs) -> Tensor:
-        codecs: Mapping[Side, RatedCodec] = method.codecs[inputs.site.layer]
+        codecs: Mapping[Side, RatedCodec] = method.codecs[inputs.site.layer]  # type: ignore[assignment]
         out, classes = rated_attention(as_held(inputs, method.window), codecs, method.window)
         on_classes(inputs.site.layer, classes)
         return out
