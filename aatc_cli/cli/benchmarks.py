@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.evals.subjects import EvalOptions, Subject
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.stages.harness import Benchmark

@@ -118,7 +118,7 @@ def evaluate(
     With --study the study names methods and tasks: --recipe keeps only some of its methods, --limit, --length and
     --context replace those of its tasks.
     """
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_evaluations
     from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.stages.evaluate import EvalSettings

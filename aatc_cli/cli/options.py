@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.config import Budget
     from aatc_cli.evals.subjects import Subject
     from aatc_cli.models.loading import ModelSource
@@ -61,7 +61,7 @@ def subjects_of(
     run: Run, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None
 ) -> list[Subject]:
     """Plans named by --plan, or by every combination of --recipe and --budget; raises `UsageError`."""
-    from aatc_cli.artifacts.files import open_plan
+    from aatc_cli.artifacts.plan import Plan
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
     from aatc_cli.evals.subjects import Subject
@@ -69,7 +69,7 @@ def subjects_of(
 
     subjects = []
     for path in plan or []:
-        opened = open_plan(path)
+        opened = Plan.open(path)
         subjects.append(Subject(opened.recipe, opened))
     for name in recipe or ([] if plan else ["paper"]):
         loaded = load_recipe(name)
@@ -79,6 +79,6 @@ def subjects_of(
         if not budget:
             raise UsageError(f"recipe {name} needs a budget", "add --budget 2.0, or name plans by --plan")
         for value in budget:
-            opened = open_plan(run.plan(loaded.name, make_budget(bits=value)))
+            opened = Plan.open(run.plan(loaded.name, make_budget(bits=value)))
             subjects.append(Subject(opened.recipe, opened))
     return subjects

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.stages.evaluate import EvalSettings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.study import StudyResult
     from aatc_cli.evals.subjects import EvalOptions
     from aatc_cli.models.loading import ModelSource

@@ -132,16 +132,6 @@ class CacheLayout:
             return {"token_scales": packed * groups * self.geometry.layers * self.scale_bits // 8}
         return {cause: packed // self.window.flush * count for cause, count in self.overheads.live.items()}
 
-    @property
-    def mean_bits(self) -> float:
-        """Code bits per channel of a packed token."""
-        total = math.fsum(site.code_bits for layer in self.widths for site in layer)
-        return total / (2 * self.geometry.layers * self.geometry.channels)
-
-    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
-        """The same under other shares[layer][class] of the tokens; one class holds them all."""
-        return self
-
     def bytes(self, tokens: int, batch: int = 1) -> int:
         """Live cache bytes at ``tokens`` tokens per sequence."""
         return sum(self.breakdown(tokens, batch).values())
@@ -172,6 +162,17 @@ class CacheLayout:
     def bits_at(self, tokens: int) -> float:
         """All live bytes at a context as bits per cached number; 16 for the float16 cache."""
         return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
+
+    @property
+    def mean_bits(self) -> float:
+        """Code bits per channel of a packed token, on average over sites."""
+        total = math.fsum(site.code_bits for pair in self.widths for site in pair)
+        return total / (2 * self.geometry.layers * self.geometry.channels)
+
+    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
+        """The same at other shares[layer][class] of token classes; with one class there is nothing to share."""
+        assert all(len(layer) == 1 for layer in shares)
+        return self
 
     @property
     def bits_packed(self) -> float:

@@ -62,7 +62,7 @@ class TokenLayout(CacheLayout):
         held = tuple(tuple(float(share) for share in layer) for layer in shares)
         return cls(base.geometry, base.window, base.groups, base.widths, base.scale_bits, streams=streams, shares=held)
 
-    def with_shares(self, shares: Shares) -> Self:
+    def with_shares(self, shares: Shares) -> TokenLayout:
         """The same streams under other shares[layer][class]."""
         return replace(self, shares=tuple(tuple(float(share) for share in layer) for layer in shares))
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
-from aatc_cli.artifacts.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
-from aatc_cli.artifacts.token_plans import load_classes, recorded_lags, require_classes, write_classes
-from aatc_cli.artifacts.versions import versions
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
@@ -21,11 +18,9 @@ from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.allocators.one_width import width_of
 from aatc_cli.methods.axes import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.profiles import dump
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
-_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
@@ -49,44 +44,39 @@ def allocate(
     if recipe.choices.allocator.nothing:
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
-    artifact = _transform_for(recipe, transform or run.transform(recipe.transform_name))
+    made_from = _transform_for(recipe, transform or run.transform(recipe.transform_name))
     with run.lock():
         energies: Energies | None = None
         plans = []
         for budget in budgets:
             target = run.plan(recipe.name, budget)
-            wanted = {
-                "settings": _settings(recipe, budget),
-                "inputs": {"transform": artifact.manifest.digest},
-                "model": artifact.manifest.model.model_dump(mode="json"),
-            }
-            if unchanged(target, "plan", wanted, force=force) is not None:
+            if Plan.exists(target, made_from, recipe, budget, force=force):
                 say(f"allocate: inputs unchanged, nothing to do ({target})")
             else:
-                energies = energies if energies is not None else load_energies(artifact)
-                manifest = _write(target, artifact, energies, recipe, budget)
+                energies = energies if energies is not None else made_from.energies()
+                derived = derive(made_from, energies, recipe, budget)
+                manifest = Plan.write(target, made_from, recipe, budget, *derived)
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
-            plans.append(open_plan(target))
+            plans.append(Plan.open(target))
     return plans
 
 
-def _transform_for(recipe: Recipe, place: Path) -> Artifact:
+def _transform_for(recipe: Recipe, place: Path) -> Transform:
     """The Transform at ``place``, of the kind, the head groups and the tables that the recipe asks for."""
     command = _whiten_command(recipe)
     if not place.exists():
         raise ArtifactError(f"there is no transform at {place}", f"run {command} to make it")
-    artifact = open_artifact(place, "transform")
-    kind = artifact.manifest.settings.get("transform")
+    transform = Transform.open(place)
+    kind, found = transform.settings.transform, transform.head_groups
     if kind != recipe.transform:
         raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", f"run {command}")
     for name in recipe.choices.tables:
-        if name not in artifact.manifest.settings.get("tables", []):
+        if name not in transform.settings.tables:
             raise UsageError(f"recipe {recipe.name} needs the tables of {name}, which {place} lacks", f"run {command}")
-    found = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
-    if recipe.head_groups(artifact.manifest.model.geometry.kv_heads, found) != found:
+    if recipe.head_groups(transform.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
         raise UsageError(problem, f"run {command}")
-    return artifact
+    return transform
 
 
 def _whiten_command(recipe: Recipe) -> str:
@@ -102,8 +92,8 @@ def _whiten_command(recipe: Recipe) -> str:
 
 def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
     """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
-    artifact = transform_of(plan, transform)
-    derived, _, _ = derive(artifact, load_energies(artifact), plan.recipe, plan.budget)
+    made_from = plan.transform(transform)
+    derived, _, _ = derive(made_from, made_from.energies(), plan.recipe, plan.budget)
     differences = [
         Difference(layer, side, channel, planned, int(derived.bits[layer][side].flat[channel]))
         for layer, widths in enumerate(plan.bits)
@@ -111,14 +101,13 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    classes = load_classes(artifact, plan.recipe)
-    if plan.classes is not None and classes is not None:
-        require_classes(plan.artifact, plan.classes, classes)
+    if derived.classes is not None:
+        plan.classes.require(plan.artifact, derived.classes)
     return differences
 
 
 def derive(
-    transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget
+    transform: Transform, energies: Energies, recipe: Recipe, budget: Budget
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     planner = Planner.of(transform, energies, recipe)
@@ -158,13 +147,12 @@ class Planner:
     tables: MethodTables
 
     @classmethod
-    def of(cls, transform: Artifact, energies: Energies, recipe: Recipe) -> Planner:
+    def of(cls, transform: Transform, energies: Energies, recipe: Recipe) -> Planner:
         """Raises `ArtifactError` where the Transform lacks what the recipe reads."""
-        geometry = transform.manifest.model.geometry
-        groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
+        geometry, groups = transform.geometry, transform.head_groups
         choices = _for_compressed_layers(recipe, geometry).choices
         choices.require_blocks(geometry.channels, groups)
-        tables = choices.read_tables(transform, geometry, recorded_lags(transform))
+        tables = transform.tables(choices)
         return cls(choices, geometry, groups, energies, tables)
 
     def allocation(self, bits: float) -> Allocation:
@@ -219,39 +207,3 @@ def _require_width(recipe: Recipe, bits: float) -> None:
             f"recipe {recipe.name} gives every channel one width, which {bits:g} bits is not",
             f"use --budget with one of {widths}",
         )
-
-
-def _settings(recipe: Recipe, budget: Budget) -> dict[str, Any]:
-    return {"recipe": dump(recipe), "budget": dump(budget)}
-
-
-def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget) -> Manifest:
-    allocation, layout, bits = derive(transform, energies, recipe, budget)
-    with ArtifactWriter(target, "plan") as writer:
-        for index, layer in enumerate(allocation.bits):
-            for side in SIDES:
-                writer.add(f"layers.{index}.{side}.bits", torch.from_numpy(layer[side]).to(torch.uint8))
-                if allocation.starts is not None:
-                    begins = torch.from_numpy(allocation.starts[index][side]).to(torch.uint8)
-                    writer.add(f"layers.{index}.{side}.starts", begins)
-        classes = {} if allocation.classes is None else {"classes": write_classes(writer, allocation.classes)}
-        return writer.commit(
-            settings=_settings(recipe, budget),
-            model=transform.manifest.model,
-            inputs={"transform": transform.manifest.digest},
-            results={
-                "bits_mean": layout.mean_bits,
-                "bits_budget": bits,
-                "head_groups": dump(layout.groups),
-                "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
-                "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.recorded(budget.context or _CONTEXT),
-                **classes,
-            },
-            provenance={"versions": versions()},
-        )
-
-
-def _short(value: float) -> float:
-    # nine digits: the last one or two of a logarithm may differ between mathematics libraries, the digest must not
-    return float(f"{value:.9g}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.artifact import ModelIdentity
 from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow

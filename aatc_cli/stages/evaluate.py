@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import ModelIdentity
 from aatc_cli.artifacts.evaluation import Evaluation, Task, read_evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.errors import UsageError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
-from aatc_cli.artifacts.artifact import digest_of
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import digest_of
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import say, working
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Run, load_codecs, transform_of
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import progress, say, working
@@ -73,7 +73,7 @@ def measure_memory(
     for subject in subjects:
         assert subject.plan is not None
         began, rows = time.perf_counter(), []
-        codecs = load_codecs(subject.plan, transform_of(subject.plan), options.device)
+        codecs = subject.plan.codecs(options.device)
         spec = cache_spec(model, attention_layers(model), codecs, subject.recipe.window)
         with progress(f"eval memory of {subject.name}", len(settings.sizes)) as ticker:
             for size in settings.sizes:

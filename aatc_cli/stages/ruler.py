@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import digest_of
-from aatc_cli.artifacts.files import Run, load_codecs, transform_of
+from aatc_cli.artifacts.manifest import digest_of
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError
@@ -205,5 +205,5 @@ def contender_of(subject: Subject, model: Any, device: str) -> AnyContender:
         # the caches outlive the block: what they share is all that is wanted of it
         with simulated(model, codecs, subject.recipe.window, subject.recipe.coordinates) as session:
             return Simulated(subject.name, model, session.spec)
-    codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
+    codecs = subject.plan.codecs(device)
     return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))

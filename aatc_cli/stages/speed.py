@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Plan, Run, load_codecs, transform_of
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import HALF_BYTES
@@ -208,7 +209,7 @@ def check_part(bench: Bench) -> SpeedCheck:
 def _measure(
     model: Any, subject: Subject, plan: Plan, settings: SpeedSettings, device: str
 ) -> tuple[list[SpeedRow], list[SpeedCheck]]:
-    codecs = load_codecs(plan, transform_of(plan), device)
+    codecs = plan.codecs(device)
     spec = cache_spec(model, attention_layers(model), codecs, subject.recipe.window)
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows: list[SpeedRow] = []

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, require_model, unchanged
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats, write_site
-from aatc_cli.artifacts.token_plans import received_lags
-from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import HeadGroups, Settings
+from aatc_cli.artifacts.artifact import unchanged
+from aatc_cli.artifacts.manifest import Manifest, require_model
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
+from aatc_cli.artifacts.transform import Transform, WhitenedLayer, WhitenSettings
+from aatc_cli.config import HeadGroups
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -25,40 +25,11 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import group_moments
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.methods.axes import Transform
 from aatc_cli.methods.fields import GroupChoice, chosen_groups
 from aatc_cli.methods.recipe import Recipe, transform_name
-from aatc_cli.methods.registry import names, quantizer_of, table_makers, table_names, transform_of
+from aatc_cli.methods.registry import quantizer_of, table_makers, transform_of
 from aatc_cli.models.placement import find_device
-from aatc_cli.profiles import dump
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
-
-
-class WhitenSettings(Settings):
-    """What is computed from the Stats."""
-
-    transform: str = "whiten"
-    head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
-    percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
-    shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
-    tables: tuple[str, ...] = Field((), strict=False, description="quantizers whose tables it holds; none not written")
-
-    @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        return data if self.tables else {key: part for key, part in data.items() if key != "tables"}
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for value, known in [(self.transform, names("transform")), *((name, table_names()) for name in self.tables)]:
-            if value not in known:
-                raise ValueError(f"{value!r} is none of {', '.join(known)}")
-        return self
-
-    @property
-    def made_by(self) -> Transform:
-        """The transform as an object."""
-        return transform_of(self.transform)
 
 
 @dataclass(frozen=True)
@@ -125,83 +96,58 @@ def whiten(
     """
     asked = wanted or Wanted()
     place = find_device(device)
-    basis, rates = open_stats(transform_stats), open_stats(rate_stats)
-    require_model(basis.manifest.model, rates.manifest.model, str(rate_stats))
-    geometry = rates.manifest.model.geometry
-    settings = asked.settings(geometry.kv_heads, int(rates.manifest.settings["head_groups"]))
+    basis, rates = Stats.open(transform_stats), Stats.open(rate_stats)
+    require_model(basis.model, rates.model, str(rate_stats))
+    geometry = rates.geometry
+    settings = asked.settings(geometry.kv_heads, rates.settings.head_groups)
     _require_gradients(settings, basis, rates)
-    inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
     target = run.transform(asked.name)
     with run.lock():
-        content = {"settings": dump(settings), "inputs": inputs, "model": rates.manifest.model.model_dump(mode="json")}
-        existing = unchanged(target, "transform", content, force=force)
+        existing = unchanged(target, "transform", Transform.wanted(settings, basis, rates), force=force)
         if existing is not None:
             say(f"whiten: inputs unchanged, nothing to do ({target})")
             return existing
-        manifest = _write(target, basis, rates, settings, inputs, place)
+        manifest = _write(target, basis, rates, settings, place)
     described = settings.head_groups.described
     say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {described} -> {target}")
     return manifest
 
 
-def _require_gradients(settings: WhitenSettings, basis: Artifact, rates: Artifact) -> None:
+def _require_gradients(settings: WhitenSettings, basis: Stats, rates: Stats) -> None:
     """Raise `ArtifactError` where matrices or tables are made from loss gradients that Stats do not hold."""
-    needing = [(basis, f"{settings.transform} transform")] if settings.made_by.gradients else []
+    needing = [(basis, f"{settings.transform} transform")] if transform_of(settings.transform).gradients else []
     needing += [(rates, f"{name} quantizer") for name in settings.tables if quantizer_of(name).gradients]
     for stats, what in needing:
-        if not stats.manifest.results.get("fisher_windows"):
+        if not stats.fisher_windows:
             raise ArtifactError(
                 f"{stats.path} holds no loss gradients, which the {what} is made from",
                 "collect with --fisher N (64 windows or more serve well), into the same run with --force",
             )
 
 
-@dataclass(frozen=True)
-class WhitenedLayer:
-    """What `whiten` writes of one layer, on the CPU: the codec and two weights of each side, and tensors by name."""
-
-    sites: dict[Side, tuple[TransformCodec, Tensor, Tensor]]
-    tables: dict[str, Tensor]
-
-
-def _write(
-    target: Path,
-    basis: Artifact,
-    rates: Artifact,
-    settings: WhitenSettings,
-    inputs: dict[str, str],
-    device: torch.device,
-) -> Manifest:
-    model = rates.manifest.model
-    watched = received_lags(rates)
-    same = basis.manifest.digest == rates.manifest.digest
+def _write(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: torch.device) -> Manifest:
+    count, same, watched = rates.geometry.layers, basis.digest == rates.digest, rates.received_lags is not None
 
     def whitened(layer: int) -> WhitenedLayer:
-        rate_layer = load_layer_stats(rates, layer)
-        basis_layer = rate_layer if same else load_layer_stats(basis, layer)
-        found = whiten_layer(basis_layer, rate_layer, settings, device, watched=bool(watched))
-        return replace(found, tables={f"layers.{layer}.{name}": tensor for name, tensor in found.tables.items()})
+        rate_layer = rates.layer(layer)
+        basis_layer = rate_layer if same else basis.layer(layer)
+        return whiten_layer(basis_layer, rate_layer, settings, device, watched=watched)
 
-    with ArtifactWriter(target, "transform") as writer, progress("whiten", model.geometry.layers) as ticker:
-        for layer, found in enumerate(ahead(whitened, model.geometry.layers, workers_of(device))):
+    def joint() -> Iterator[tuple[str, Tensor]]:
+        if transform_of(settings.transform).over_layers:
+            layers = [_rows_alone(basis.layer(layer)) for layer in range(count)]
             for side in SIDES:
-                write_site(writer, layer, side, *found.sites[side])
-            for name, tensor in found.tables.items():
-                writer.add(name, tensor)
-            ticker.advance()
-        if settings.made_by.over_layers:
-            layers = [_rows_alone(load_layer_stats(basis, layer)) for layer in range(model.geometry.layers)]
-            for side in SIDES:
-                for name, tensor in _joint_tables(layers, side, settings).items():
-                    writer.add(f"joint.{side}.{name}", tensor)
-        return writer.commit(
-            settings=dump(settings),
-            model=model,
-            inputs=inputs,
-            texts=rates.manifest.texts,
-            results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")} | watched,
-            provenance={"versions": versions(), "device": str(device)},
-        )
+                tables = _joint_tables(layers, side, settings)
+                yield from ((f"{side}.{name}", tensor) for name, tensor in tables.items())
+
+    with progress("whiten", count) as ticker:
+
+        def layers() -> Iterator[WhitenedLayer]:
+            for found in ahead(whitened, count, workers_of(device)):
+                yield found
+                ticker.advance()
+
+        return Transform.write(target, settings, basis, rates, layers(), joint(), device=str(device))
 
 
 def whiten_layer(
@@ -234,7 +180,7 @@ def _rows_alone(stats: LayerStats) -> LayerStats:
 
 def _site_tables(side: Side, stats: LayerStats, encode: Tensor, settings: WhitenSettings) -> dict[str, Tensor]:
     """Tensors of one site by name, of the transform and of all who read tables from it. encode [groups, E, E]."""
-    transform = settings.made_by
+    transform = transform_of(settings.transform)
     latents: Callable[[], Tensor] = cache(lambda: transform.latents(side, stats, encode))
     found = transform.tables(side, stats)
     for maker in table_makers(settings.transform, settings.tables):
@@ -245,7 +191,7 @@ def _site_tables(side: Side, stats: LayerStats, encode: Tensor, settings: Whiten
 
 def _joint_tables(layers: Sequence[LayerStats], side: Side, settings: WhitenSettings) -> dict[str, Tensor]:
     """Tensors of one side over all layers by name."""
-    found, latents = settings.made_by.joint(layers, side)
+    found, latents = transform_of(settings.transform).joint(layers, side)
     for maker in table_makers(settings.transform, settings.tables):
         found |= maker.joint_tables(latents)
     return found
@@ -258,7 +204,7 @@ def site_transform(
 
     The Fisher weight is zero everywhere when no gradients were collected.
     """
-    transform = settings.made_by
+    transform = transform_of(settings.transform)
     rows = rates.k_rows if side == "k" else rates.v_rows
     groups = settings.head_groups.of(side)
     alike = basis is rates

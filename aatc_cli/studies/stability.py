@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from aatc_cli.artifacts.artifact import Artifact, require_model
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Plan, Run, load_layer_stats, open_stats, transform_of
-from aatc_cli.artifacts.token_plans import load_classes
+from aatc_cli.artifacts.manifest import require_model
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget
 from aatc_cli.console import progress, say, working
@@ -44,7 +45,7 @@ class _Calibrated:
     """One Stats, the plan made from it alone, and the KL that the gradients of every Stats predict for that plan."""
 
     name: str
-    stats: Artifact
+    stats: Stats
     plan: Plan
     predicted: list[float | None]
 
@@ -71,9 +72,9 @@ def stability(
         config, tokenizer = load_config(source), load_tokenizer(source)
     identity = identify(source, config, tokenizer)
     check_length(settings.length, config)
-    opened = [open_stats(path) for path in stats]
+    opened = [Stats.open(path) for path in stats]
     for artifact in opened:
-        require_model(identity, artifact.manifest.model, str(artifact.path))
+        require_model(identity, artifact.model, str(artifact.path))
     frames = [
         consecutive_windows(text, tokenizer.encode, length=settings.length, limit=settings.limit, bos=tokenizer.bos)
         for text in texts
@@ -110,22 +111,22 @@ def stability(
 
 
 def _plan(run: Run, stats: Path, recipe: Recipe, budget: Budget) -> Plan:
-    place = Run(run.root / "stability" / stats.name)
+    place = run.within("stability", stats.name)
     whiten(place, transform_stats=stats, rate_stats=stats, wanted=Wanted.by(recipe), force=True)
     return allocate(place, recipe, [budget], force=True)[0]
 
 
 @torch.no_grad()
-def _predictions(plan: Plan, stats: Sequence[Artifact]) -> list[float | None]:
+def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
     """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
-    transform = transform_of(plan)
+    transform = plan.transform()
     sums: list[list[float]] = [[] for _ in stats]
-    classes = load_classes(transform, plan.recipe) if plan.classes is not None else None
+    classes = transform.tables(plan.recipe.choices).classes
     for layer, widths in enumerate(plan.bits):
-        held = [load_layer_stats(artifact, layer) for artifact in stats]
+        held = [artifact.layer(layer) for artifact in stats]
         for side in SIDES:
             name = f"layers.{layer}.{side}"
-            decode, variance = transform.tensor(f"{name}.decode"), transform.tensor(f"{name}.variance").numpy()
+            decode, variance = transform.artifact.tensor(f"{name}.decode"), transform.artifact.array(f"{name}.variance")
             rows = np.array(widths[side]).reshape(-1, variance.size)
             # a class of tokens counts by its share and by what noise in it costs
             parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
@@ -133,10 +134,7 @@ def _predictions(plan: Plan, stats: Sequence[Artifact]) -> list[float | None]:
             for total, layer_stats in zip(sums, held, strict=True):
                 weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
                 total.append(0.5 * float(np.sum(noise * weights)))
-    return [
-        sum(total) if artifact.manifest.results.get("fisher_windows") else None
-        for total, artifact in zip(sums, stats, strict=True)
-    ]
+    return [sum(total) if artifact.fisher_windows else None for total, artifact in zip(sums, stats, strict=True)]
 
 
 def _score(
@@ -170,8 +168,8 @@ def _row(index: int, found: Sequence[_Calibrated], frame: Windows, scores: Score
     others = [value for i, value in enumerate(one.predicted) if i != index and value is not None]
     return StabilityRow(
         stats=one.name,
-        stats_digest=one.stats.manifest.digest,
-        calibration=[record.name for record in one.stats.manifest.texts],
+        stats_digest=one.stats.digest,
+        calibration=[record.name for record in one.stats.texts],
         text=frame.records[0].name,
         text_sha256=frame.records[0].sha256,
         bits=one.plan.mean_bits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aatc_cli.artifacts.evaluation import read_measurement
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.loading import find_model

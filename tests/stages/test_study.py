@@ -11,8 +11,10 @@ import pytest
 
 from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluation
-from aatc_cli.artifacts.files import Run, load_energies
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
@@ -24,7 +26,6 @@ from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies import run as study_stage
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
@@ -264,8 +265,8 @@ def test_packed_bits_are_as_near_as_any_budget_comes(run, name, target):
     """Against every budget in thousandths, one after another, and bytes counted from the breakdown."""
     recipe = load_recipe(name)
     whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
-    transform = open_artifact(run.transform(recipe.transform_name), "transform")
-    energies = load_energies(transform)
+    transform = Transform.open(run.transform(recipe.transform_name))
+    energies = transform.energies()
 
     def bits_at(budget: float) -> float | None:
         try:

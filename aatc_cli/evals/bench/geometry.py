@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Geometry, Window
 from aatc_cli.console import progress, say
