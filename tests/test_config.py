@@ -24,7 +24,7 @@ from aatc_cli.methods.fields import Coding, Protection, RecipeFields
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.token_rates import TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.report.published import Published, PublishedRow
+from aatc_cli.report.data.published import Published, PublishedRow
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)

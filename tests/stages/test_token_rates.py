@@ -24,7 +24,7 @@ from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
 from aatc_cli.profiles import TextMixture, load_recipe
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
@@ -175,7 +175,7 @@ def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Pat
     model = load_model(find_model(str(tiny_llama)))
     with (
         pytest.raises(AatcError, match="a RatedCodec has no codes to pack"),
-        compressed(model, plan.simulated_codecs("cpu"), WINDOW),
+        attach_codecs(model, plan.simulated_codecs("cpu"), WINDOW),
     ):
         pass
     for task, says in (("memory", "3 rates"), ("speed", "3 rates"), ("distortion", "several rates")):
