@@ -13,9 +13,10 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Budget, Geometry
 from aatc_cli.core import SIDES
-from aatc_cli.core.received import BINS, PROBES
+from aatc_cli.core.received import PROBES
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.recipe import GroupChoice, Recipe
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
 from aatc_cli.models.profile_check import check_profile
@@ -23,7 +24,7 @@ from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import derive, transform_for
 from aatc_cli.stages.inspecting.forecast import Forecast, Piece, on_disk, state_of
 from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds, stats_bytes
-from aatc_cli.stages.whiten import groups_for
+from aatc_cli.stages.whiten import Wanted
 
 # forward passes that a gradient pass comes to, as measured (docs/results.md)
 _GRADIENT = 4.0
@@ -70,25 +71,18 @@ def _stats_file(geometry: Geometry, rows: int, *, fisher: bool) -> int:
     return stats_bytes(geometry, rows) - (0 if fisher else geometry.layers * received)
 
 
-def forecast_whiten(
-    run: Run,
-    name: str,
-    transform_stats: Path,
-    rate_stats: Path,
-    head_groups: int | None,
-    chosen: tuple[GroupChoice, GroupChoice],
-) -> Forecast:
-    """Of the Transform called ``name``: its bytes, and the time of its eigenproblems, of which one is timed."""
+def forecast_whiten(run: Run, transform_stats: Path, rate_stats: Path, wanted: Wanted) -> Forecast:
+    """Of the Transform ``wanted``: its bytes without tables of quantizers, and the time of its eigenproblems."""
     places = dict.fromkeys((transform_stats, rate_stats))
     stats = [Stats.open(place) for place in places]
     geometry = stats[-1].geometry
-    groups = groups_for(stats[-1], head_groups, *chosen)
+    groups = wanted.settings(geometry.kv_heads, stats[-1].settings.head_groups).head_groups
     # two matrices of float32 for every head group; scale in float32, variance and two weights in float64
     sizes = [geometry.channels // groups.of(side) for side in SIDES]
     written = geometry.layers * sum(8 * geometry.channels * size + 28 * geometry.channels for size in sizes)
     solving = geometry.layers * sum(geometry.channels // size * _eigenproblem(size) for size in sizes)
     read = sum(on_disk(place) or 0 for place in places)
-    target = run.transform(name)
+    target = run.transform(wanted.name)
     return Forecast(
         "whiten",
         reads=[Piece(str(place), on_disk(place)) for place in places],
