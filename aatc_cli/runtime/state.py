@@ -17,10 +17,10 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import exact_attention
 from aatc_cli.models.cache_hooks import CacheCall
-from aatc_cli.runtime.attention import Tables, cached_attention
-from aatc_cli.runtime.batch import CacheSpec, Fresh, Group, Step, alike, check_rows, new_tokens, starts_of
-from aatc_cli.runtime.sliding import SlidingStore, sliding_attention
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.batch import Fresh, Group, Step, alike, check_rows, new_tokens, starts_of
+from aatc_cli.runtime.sliding import SlidingStore
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.store import LayerView, Store, Tables
 
 # rotation tables of one forward pass that are kept for the next layers
 _TABLES = 64
@@ -37,6 +37,8 @@ class CompressedState:
         self.batch = -1
         self.recording = False
         self.refused = False
+        # a step that is captured once and replayed looks at nothing on the device: see `advance`
+        self.steady = False
         self.groups: list[Group] = []
         self._step: Step | None = None
         self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -51,11 +53,18 @@ class CompressedState:
         }
 
     def bytes_live(self) -> int:
-        """Bytes of the live tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors().values())
+        """Bytes allocated for tokens; raises `AatcError` of a simulated cache, whose tensors are not the method's."""
+        if self.spec.form.kind == "simulated":
+            raise AatcError("a simulated cache holds full vectors", "read its method's size off the plan: aatc inspect")
+        return sum(store.nbytes for group in self.groups for store in group.stores)
 
     def bytes_predicted(self) -> int:
-        """What the byte law says, with all that is exact in the model's dtype; padding counts as nothing."""
+        """What the byte law says, with all that is exact in the model's dtype; padding counts as nothing.
+
+        Raises `AatcError` where no byte law is known: of a simulated cache that was made from bare codecs.
+        """
+        if self.spec.layout is None:
+            raise AatcError("a simulated cache of bare codecs has no byte law", "attach a plan, whose size is known")
         share = self.spec.dtype.itemsize / 2
         total = 0.0
         for group in self.groups:
@@ -74,7 +83,7 @@ class CompressedState:
             place = {row: index for index, row in enumerate(group.rows)}
             new = [index for index, row in enumerate(wanted) if row in place]
             if new:
-                groups.append(group.select([place[wanted[index]] for index in new], new))
+                groups.append(group.select([place[wanted[index]] for index in new], new, self.spec))
         self.groups, self.batch = groups, len(wanted)
 
     def crop(self, count: int) -> None:
@@ -117,6 +126,7 @@ class CompressedState:
         Raises `AatcError` for a key or value that is NaN or infinite, which spoils the cache: of a prompt at its layer,
         of a single token when the last layer has come.
         """
+        call = self._seen(call)
         layer = call.site.place
         if layer == 0:
             self._begin(call)
@@ -141,6 +151,7 @@ class CompressedState:
 
     def take(self, call: CacheCall) -> None:
         """Store one layer's new tokens as `attend` does, of a prompt whose attention is computed elsewhere."""
+        call = self._seen(call)
         place = call.site.place
         if place == 0:
             self._begin(call)
@@ -161,9 +172,7 @@ class CompressedState:
         assert self._step is not None
         self._note(self._step, call, group)
         if isinstance(store, SlidingStore):
-            out = sliding_attention(
-                call.query, call.key, call.value, store, call.scaling, sinks=call.site.sinks, softcap=call.site.softcap
-            )
+            out = store.attend(call.query, self._view(call, group), (call.key, call.value))
             store.append(call.k_rows, call.v_rows)
             return out
         lead = max(call.prompt, 1) if self.recording else count
@@ -173,7 +182,7 @@ class CompressedState:
             parts.append(self._attend_stored(call, group, store, place))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def _attend_lead(self, call: CacheCall, group: Group, store: LayerStore, lead: int) -> Tensor:
+    def _attend_lead(self, call: CacheCall, group: Group, store: Store, lead: int) -> Tensor:
         """The first ``lead`` queries: a prompt, exact among itself, or one step."""
         rows = (call.k_rows[:, :lead], call.v_rows[:, :lead])
         if lead == 1 and store.tokens:
@@ -183,29 +192,32 @@ class CompressedState:
         if store.tokens == 0:
             out = exact_attention(call.site, query, key, value, call.scaling)
         else:
-            out = self._attend_cached(call, group, store, query, (key, value))
+            out = store.attend(query, self._view(call, group), (key, value))
         store.append(*rows)
         return out
 
-    def _attend_stored(self, call: CacheCall, group: Group, store: LayerStore, place: int) -> Tensor:
-        return self._attend_cached(call, group, store, call.query[:, :, place : place + 1], None)
+    def _attend_stored(self, call: CacheCall, group: Group, store: Store, place: int) -> Tensor:
+        return store.attend(call.query[:, :, place : place + 1], self._view(call, group), None)
 
-    def _attend_cached(
-        self, call: CacheCall, group: Group, store: LayerStore, query: Tensor, fresh: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
-        site = call.site
-        assert isinstance(site, AttentionSite)
-        return cached_attention(
-            query,
-            store,
-            self._rotation(call, group),
+    def _view(self, call: CacheCall, group: Group) -> LayerView:
+        """What the store of a layer is told about it."""
+        layer = call.site
+        return LayerView(
             call.scaling,
-            sliding_window=site.sliding_window,
-            fresh=fresh,
-            rope=site.rope,
-            sinks=site.sinks,
-            softcap=site.softcap,
+            self._rotation(call, group),
+            layer.rope if isinstance(layer, AttentionSite) else "none",
+            layer.sliding_window,
+            layer.sinks,
+            layer.softcap,
+            group.offset,
+            [store for store in group.stores if not isinstance(store, SlidingStore)],
         )
+
+    def _seen(self, call: CacheCall) -> CacheCall:
+        """The call with the rows that the stores take."""
+        if self.spec.form.coordinates == "pre-rope" or not isinstance(call.site, AttentionSite):
+            return call
+        return replace(call, k_rows=call.key.transpose(1, 2).flatten(2))
 
     def _rotation(self, call: CacheCall, group: Group) -> Tables:
         def tables(first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -223,6 +235,9 @@ class CompressedState:
 
     def _begin(self, call: CacheCall) -> None:
         """Check the step against the cache and sort the rows into groups of equal length."""
+        if self.steady:
+            self._step = self._steady_step()
+            return
         batch, width = call.query.shape[0], call.query.shape[2]
         if self.batch == -1:
             self.batch, self.groups = batch, [Group(list(range(batch)), 0, 0, self.spec.stores(batch))]
@@ -247,15 +262,24 @@ class CompressedState:
         for group, part in zip(self.groups, parts, strict=True):
             for (new, offset), places in part.items():
                 rows = [group.rows[place] for place in places]
-                piece = group if len(part) == 1 else group.select(places, rows)
+                piece = group if len(part) == 1 else group.select(places, rows, self.spec)
                 groups.append(replace(piece, offset=offset, length=piece.length + new))
         self.groups, self.columns = groups, self.columns + width
         news = [counts[group.rows[0]] for group in groups]
         self._step = Step(width, news, [[] for _ in groups] if self.recording else [], [])
         self._tables.clear()
 
+    def _steady_step(self) -> Step:
+        """The next single token of a batch of one length, with no look at the device."""
+        [group] = self.groups
+        group.length += 1
+        self.columns += 1
+        return Step(1, [1], [], [])
+
     def _note(self, step: Step, call: CacheCall, group: Group) -> None:
         """Look at the rows of a call: at once, or those of a single token later, with those of the other layers."""
+        if self.steady:
+            return
         step.fresh.append(Fresh(call.site.place, group, call.k_rows, call.v_rows))
         if call.query.shape[2] > 1:
             self._check(step.fresh)
@@ -288,7 +312,7 @@ class CompressedState:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self)(self.spec)
         new.columns, new.batch, new.recording, new.refused = self.columns, self.batch, self.recording, self.refused
-        new.groups = [group.select(list(range(len(group.rows))), list(group.rows)) for group in self.groups]
+        new.groups = [group.select(list(range(len(group.rows))), list(group.rows), self.spec) for group in self.groups]
         return new
 
 
