@@ -102,6 +102,7 @@ class ReportData:
     speed: tuple[SpeedResult, ...] = ()
     memory: tuple[MemoryResult, ...] = ()
     answers: tuple[BenchmarkResult, ...] = ()
+    needles: tuple[NeedleResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -12,7 +12,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.profiles import dump
 from aatc_cli.report.data.run import PlanView, ReportData
 
-_NESTED = ("distortion", "versions", "kl_windows", "nll_windows", "nll_reference_windows")
+_NESTED = ("distortion", "versions", "kl_windows", "nll_windows", "nll_reference_windows", "traces")
 
 
 def render_csv(evaluations: tuple[Evaluation, ...]) -> str:
@@ -42,6 +42,7 @@ def render_json(data: ReportData) -> str:
         "speed": [dump(result) for result in data.speed],
         "memory": [dump(result) for result in data.memory],
         "benchmarks": [dump(result) for result in data.answers],
+        "needles": [dump(result) for result in data.needles],
         "plans": [_plan(plan, data.contexts) for plan in data.plans],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

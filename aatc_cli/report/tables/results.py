@@ -67,6 +67,23 @@ def stability_table(results: Sequence[StabilityResult]) -> Table:
     )
 
 
+def needle_table(results: Sequence[NeedleResult]) -> Table:
+    """Needles found by every cache at every context, over all depths, with the interval of the share."""
+    contexts = sorted({context for result in results for context in result.contexts})
+    rows = []
+    for result in sorted(results, key=lambda r: (r.plan is not None, -r.bits, paper_first(r.recipe))):
+        cells = [[cell for cell in result.cells if cell.context == context] for context in contexts]
+        rows.append([result.method, number(result.bits_packed), result.device, *(_found(part) for part in cells)])
+    columns = ("method", "packed bits", "device", *(f"{context} tokens" for context in contexts))
+    note = "In percent, over all depths; in parentheses the 95 % interval (Wilson)."
+    return Table.plain("Needles found by context", columns, rows, (note,))
+
+
+def _found(cells: Sequence[NeedleCell]) -> str:
+    hits, asked = sum(round(cell.score * cell.samples) for cell in cells), sum(cell.samples for cell in cells)
+    return score_text(Figure(hits / asked, None, {"": [1.0] * hits + [0.0] * (asked - hits)})) if asked else MISSING
+
+
 def _of_columns(caption: str, content: Columns) -> Table:
     columns, rows = content
     return Table.plain(caption, tuple(columns), rows)
