@@ -13,6 +13,7 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.report.data.study import StudyView

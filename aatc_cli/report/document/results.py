@@ -98,5 +98,7 @@ def needles_section(data: ReportData) -> Section | None:
         samples = "/".join(dict.fromkeys(str(found.samples) for found in group.maps))
         caption = f"Percent of needles found, {samples} at each place: {group.title}."
         blocks.append(FigureBlock((needle_figure(group, f"needles{place}"),), caption))
-    text = "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
+    text = (
+        "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
+    )
     return Section("needles", "Needles", (text,), tuple(blocks), (needle_table(data.needles),))

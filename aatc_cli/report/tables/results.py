@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aatc_cli.evals.memory import MemoryResult
+from aatc_cli.evals.needles.result import NeedleCell
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
 from aatc_cli.report.blocks import Table
+from aatc_cli.report.data.run import paper_first
+from aatc_cli.report.series.compare import Figure
+from aatc_cli.report.tables.scores import score_text
 from aatc_cli.report.text import MISSING, number, size
 
 
