@@ -29,7 +29,7 @@ GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
 
 
 def view(recipe: str, bits: float, widths: list[list[int]]) -> PlanView:
-    layers = [dict.fromkeys(SIDES, list(row)) for row in widths]
+    layers = [{"k": list(row), "v": list(row)} for row in widths]
     layout = CacheLayout.of_bits(GEOMETRY, Window(), HeadGroups.both(1), layers)
     zero = dict.fromkeys(SIDES, 0.0)
     groups = HeadGroups.both(1)

@@ -13,7 +13,6 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
 from aatc_cli.report.data.study import StudyView
@@ -103,7 +102,6 @@ class ReportData:
     speed: tuple[SpeedResult, ...] = ()
     memory: tuple[MemoryResult, ...] = ()
     answers: tuple[BenchmarkResult, ...] = ()
-    needles: tuple[NeedleResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

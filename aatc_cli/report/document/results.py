@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from aatc_cli.evals.benchmark import BenchmarkResult
-from aatc_cli.report.blocks import FigureBlock, Section
+from aatc_cli.report.blocks import Section
 from aatc_cli.report.data.run import ReportData
-from aatc_cli.report.figures.needles import needle_figure
-from aatc_cli.report.series.needles import needle_groups
 from aatc_cli.report.series.quality import quality_groups, undrawn
 from aatc_cli.report.series.tokens import marked_texts
-from aatc_cli.report.tables.results import memory_tables, needle_table, speed_tables, stability_table
+from aatc_cli.report.tables.results import memory_tables, speed_tables, stability_table
 from aatc_cli.report.tables.scores import answer_tables
 
 
@@ -87,18 +85,3 @@ def tokens_section(data: ReportData) -> Section | None:
         "in nats, from the least number of its shade on; pointing at it tells the number and its position."
     )
     return Section("tokens", "KL token by token", (text,), marked=tuple(found))
-
-
-def needles_section(data: ReportData) -> Section | None:
-    """Retrieval by context and depth; None where it was not asked."""
-    if not data.needles:
-        return None
-    blocks = []
-    for place, group in enumerate(needle_groups(data.needles)):
-        samples = "/".join(dict.fromkeys(str(found.samples) for found in group.maps))
-        caption = f"Percent of needles found, {samples} at each place: {group.title}."
-        blocks.append(FigureBlock((needle_figure(group, f"needles{place}"),), caption))
-    text = (
-        "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
-    )
-    return Section("needles", "Needles", (text,), tuple(blocks), (needle_table(data.needles),))

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.needles.result import NeedleCell
-from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
 from aatc_cli.report.blocks import Table
-from aatc_cli.report.data.run import paper_first
-from aatc_cli.report.series.compare import Figure
-from aatc_cli.report.tables.scores import score_text
 from aatc_cli.report.text import MISSING, number, size
 
 
@@ -70,23 +65,6 @@ def stability_table(results: Sequence[StabilityResult]) -> Table:
     return Table.plain(
         "KL by the Stats a plan was calibrated on, and its predictions", COLUMNS, stability_rows(results)
     )
-
-
-def needle_table(results: Sequence[NeedleResult]) -> Table:
-    """Needles found by every cache at every context, over all depths, with the interval of the share."""
-    contexts = sorted({context for result in results for context in result.contexts})
-    rows = []
-    for result in sorted(results, key=lambda r: (r.plan is not None, -r.bits, paper_first(r.recipe))):
-        cells = [[cell for cell in result.cells if cell.context == context] for context in contexts]
-        rows.append([result.method, number(result.bits_packed), result.device, *(_found(part) for part in cells)])
-    columns = ("method", "packed bits", "device", *(f"{context} tokens" for context in contexts))
-    note = "In percent, over all depths; in parentheses the 95 % interval (Wilson)."
-    return Table.plain("Needles found by context", columns, rows, (note,))
-
-
-def _found(cells: Sequence[NeedleCell]) -> str:
-    hits, asked = sum(round(cell.score * cell.samples) for cell in cells), sum(cell.samples for cell in cells)
-    return score_text(Figure(hits / asked, None, {"": [1.0] * hits + [0.0] * (asked - hits)})) if asked else MISSING
 
 
 def _of_columns(caption: str, content: Columns) -> Table:
