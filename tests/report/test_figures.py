@@ -1,4 +1,4 @@
-"""What figures show: every channel of a plan, bytes over the context, one look per recipe, text that fits and is told."""
+"""What figures show: every channel of a plan, bytes over the context, one look per recipe, text that fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def view(recipe: str, bits: float, widths: list[list[int]]) -> PlanView:
 
 PLANS = [
     view("paper", 2, [[4, 4, 2, 2, 2, 1, 1, 0], [0, 3, 3, 3, 0, 2, 2, 3]]),
-    view("loss-aware", 2, [[2] * 8, [2] * 8]),
+    view("loss-aware", 2, [[0, 3, 3, 3, 0, 2, 2, 3], [0, 1, 1, 2, 2, 2, 4, 4]]),
     view("kivi", 9, [[9] * 8, [9] * 8]),
 ]
 

@@ -83,7 +83,7 @@ def memory_section(data: ReportData) -> Section:
     drawn = memory_figure(memory_series(data.plans, _CONTEXTS, measured))
     rings = " Rings are measured." if any(plan.digest in measured for plan in data.plans) else ""
     caption = (
-        f"Live bytes of one sequence by the byte law; plans that take the same share a line.{rings} On the right packed "
-        "bits name the lines: with the context the share falls towards that number over 16."
+        f"Live bytes of one sequence by the byte law; plans that take the same share a line.{rings} On the right "
+        "packed bits name the lines: with the context the share falls towards that number over 16."
     )
     return Section("memory", title, figures=(FigureBlock((drawn,), caption),))
