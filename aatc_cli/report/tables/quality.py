@@ -44,8 +44,6 @@ def _quality_cells(row: QualityRow, behind: Difference | None, *, strong: bool, 
         "recipe": row.label + (" †" if stale else ""),
         "bits": number(e.bits),
         "packed bits": number(e.bits_packed),
-        f"bits at {e.context} tokens": number(e.bits_at_context),
-        f"ratio at {e.context} tokens": f"{number(e.ratio)}x",
         "KL (nats)": spread(row.value("kl_mean"), row.value("kl_stderr")),
         _BEHIND: MISSING if behind is None else spread(behind.mean, behind.stderr),
         "KL p99": number(row.value("kl_p99")),
@@ -53,7 +51,8 @@ def _quality_cells(row: QualityRow, behind: Difference | None, *, strong: bool, 
         "NLL (nats)": spread(nll, row.value("nll_stderr")),
         "ΔNLL": signed(None if nll is None or reference is None else nll - reference),
         "perplexity": perplexity,
-        "windows x length (from)": f"{e.windows} x {e.length} ({e.first_position})",
+        f"bits at {e.context} tokens": number(e.bits_at_context),
+        f"ratio at {e.context} tokens": f"{number(e.ratio)}x",
     }
     return {name: Cell(text, strong and name == "KL (nats)") for name, text in texts.items()}
 
