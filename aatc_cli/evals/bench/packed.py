@@ -74,7 +74,7 @@ class PackedBench:
         names = [f"streams.0.{name}" for name in store.streams[0].NAMES]
         tensors = dict(zip(names, (keys, values, key_scales, value_scales), strict=True))
         sinks, slots = exact_slots(context, window)
-        for name in store.NAMES:
+        for name in store.exact.NAMES:
             shape = (batch, sinks if name.startswith("sink") else slots, geometry.channels)
             tensors[name] = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator)
         store.load(tensors, context)
