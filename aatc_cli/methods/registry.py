@@ -26,6 +26,7 @@ from aatc_cli.methods.quantizers.lloyd import Lloyd
 from aatc_cli.methods.quantizers.lloyd_norm import LloydNorm
 from aatc_cli.methods.quantizers.quanto import Quanto
 from aatc_cli.methods.quantizers.signposts import Signposts
+from aatc_cli.methods.quantizers.squat import Squat
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
 from aatc_cli.methods.transforms.hadamard import Hadamard
@@ -63,6 +64,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     Grouped(),
     LloydNorm(),
     Signposts(),
+    Squat(),
     BlockMax(),
     Float8(),
     Quanto(),

@@ -23,6 +23,7 @@ from aatc_cli.stages.whiten import Wanted, whiten
 BUDGETS = {
     "kivi": (2, 6),
     "kvquant": (1, 4),
+    "squat": (2, 6),
     "palu": (3, 4),
     "kvtc": (2, 6),
     "kvtc-global": (2, 6),
