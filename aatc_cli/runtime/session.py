@@ -19,6 +19,7 @@ from aatc_cli.models.adapter import AttentionLayer, AttentionSite, ExactLayer, a
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.layer_kinds import rope_switch
+from aatc_cli.models.limits import context_limit
 from aatc_cli.models.refusals import check_model
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
@@ -75,7 +76,7 @@ def cache_spec(
     bits: list[dict[Side, list[int]]] = [{side: pair[side].bits.tolist() for side in SIDES} for pair in placed]
     groups = HeadGroups(k=pairs[0][0].groups, v=pairs[0][1].groups)
     layout = CacheLayout.of_bits(geometry, window, groups, bits, placed[0]["k"].scale_bits)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = context_limit(config)
     windows = tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers)
     return CacheSpec(pairs, window, parameter.dtype, limit, layout, windows, rope_switch(config))
 

@@ -26,6 +26,7 @@ from aatc_cli.models.adapter import AttentionSite, ExactLayer, attention_layers,
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.layer_kinds import rope_switch
+from aatc_cli.models.limits import context_limit
 from aatc_cli.models.refusals import check_model
 from aatc_cli.runtime.batch import CacheSpec, Group, Store
 from aatc_cli.runtime.cache import CompressedState
@@ -226,7 +227,7 @@ def simulated(model: nn.Module, codecs: Codecs, window: Window, coordinates: Coo
         raise AatcError(f"{len(codecs)} layers of codecs for a model of {len(sites)}", "use a plan of this model")
     config: Any = model.config
     geometry, parameter = geometry_of(config), next(model.parameters())
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = context_limit(config)
     spec = SimulatedSpec(
         sites=(),
         window=window,

@@ -373,6 +373,42 @@ def test_english_is_not_told_to_hardly_vary(
     assert ranks["varied"] > 3 * ranks["sentence"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["python", "cuda", "cpu", "mapping"],
+)
+@pytest.mark.parametrize("where", ["load_model", "run_forward", "draw_windows"])
+def test_little_memory_is_one_error(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    def fail(*args: Any, **keywords: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(module, where, fail)
+    with pytest.raises(AatcError, match="not enough memory for collecting with tiny-llama") as caught:
+        run_collect(Run(tmp_path / "run"), tiny_llama)
+    assert caught.value.hint
+    monkeypatch.undo()
+    run_collect(Run(tmp_path / "run"), tiny_llama)
+
+
+def test_other_errors_are_not_taken_for_little_memory(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **keywords: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(module, "run_forward", fail)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        run_collect(Run(tmp_path / "run"), tiny_llama)
+
+
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     (tmp_path / "short.txt").write_text("x" * (LENGTH - 1))
     with pytest.raises(AatcError, match=r"'short.txt' has 0 windows of 48 tokens, but 6 are needed"):
