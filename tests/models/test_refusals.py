@@ -97,7 +97,10 @@ def test_a_model_in_training_is_refused(llama, codecs):
     """With checkpointing transformers would drop the cache, and with dropout what it holds would be drawn."""
     llama.train()
     llama.gradient_checkpointing_enable()
-    with pytest.raises(AatcError, match="in training mode") as caught, compressed(llama, codecs(4, 32, 2, 3), WINDOW):
+    with (
+        pytest.raises(AatcError, match="in training mode") as caught,
+        attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW),
+    ):
         pass
     assert "model.eval()" in str(caught.value.hint)
 
@@ -106,7 +109,7 @@ def test_a_model_in_training_is_refused(llama, codecs):
 def test_a_model_told_to_use_no_cache_is_refused(llama, codecs, name):
     getattr(llama, name).use_cache = False
     says = f"the model's {name} says use_cache: false"
-    with pytest.raises(AatcError, match=says), compressed(llama, codecs(4, 32, 2, 3), WINDOW):
+    with pytest.raises(AatcError, match=says), attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW):
         pass
 
 
@@ -118,7 +121,7 @@ def test_a_model_saved_without_a_cache_is_loaded_with_one(llama, codecs, ids, ti
     other, sites = load_model(find_model(str(folder))).double(), codecs(4, 32, 2, 3)
     found = []
     for model in (llama, other):
-        with compressed(model, sites, WINDOW) as session:
+        with attach_codecs(model, sites, WINDOW) as session:
             found.append(model.generate(ids, **GREEDY, **{session.keyword: session.new_cache()}))
     assert torch.equal(*found)
 
