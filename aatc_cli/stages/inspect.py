@@ -28,7 +28,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
     if path.is_file():
         return _inspect_result(path)
     if not (path / MANIFEST).is_file():
-        return inspect_run(Run(path))
+        return inspect_run(Run(path), context)
     kind = read_manifest(path).kind
     if kind == "plan":
         return inspect_plan(Plan.open(path), context)

@@ -402,16 +402,21 @@ def test_what_a_recipe_needs(aatc: Any, refuses: Any, with_gradients: Any, tiny_
 
 def test_nothing_to_do_loads_no_torch(base_run: Path, tmp_path: Path) -> None:
     """A second's work at most: the artifacts are looked at, and nothing that computes is imported."""
-    run = shutil.copytree(base_run, tmp_path / "run")
-    for words in ("whiten", "allocate --budget 3", f"allocate --check {run}/plans/paper-3"):
-        arguments = [*words.split(), *([] if "--check" in words else ["--run", str(run)])]
-        code = (
-            f"import sys; sys.argv = ['aatc', *{arguments!r}]\n"
-            "from aatc_cli.__main__ import main\n"
-            "try: main()\n"
-            "except SystemExit as stop: assert not stop.code\n"
-            "print('loaded:', sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)), file=sys.stderr)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert ("nothing to do" in done.stderr) == ("--check" not in words)
-        assert done.stderr.splitlines()[-1] == "loaded: []", words
+    shutil.copytree(base_run, tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from aatc_cli.artifacts.run import Run\n"
+        "from aatc_cli.config import make_budget\n"
+        "from aatc_cli.profiles import load_recipe\n"
+        "from aatc_cli.stages.allocate import allocate, check\n"
+        "from aatc_cli.stages.whiten import whiten\n"
+        f"run = Run(Path({str(tmp_path / 'run')!r}))\n"
+        "whiten(run, transform_stats=run.stats(), rate_stats=run.stats())\n"
+        "plan = allocate(run, load_recipe('paper'), [make_budget(bits=3.0)])[0]\n"
+        "assert check(plan) == []\n"
+        "allocate(run, load_recipe('var-only'), [make_budget(bits=3.0)])\n"
+        "print('loaded:', sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("nothing to do") == 2
+    assert done.stdout == "loaded: []\n"
