@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from aatc_cli.core.compare import Figure, tied
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.run import paper_first
-from aatc_cli.report.series.compare import Figure, tied
 from aatc_cli.report.series.samples import score_figure, score_interval
 from aatc_cli.report.text import MISSING, number, percent_with_error
 
