@@ -50,7 +50,7 @@ def allocate(
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/*
     """
     from aatc_cli.artifacts.run import Run
-    from aatc_cli.cli.printing import print_inspection
+    from aatc_cli.cli.inspections import print_inspection
     from aatc_cli.errors import UsageError
     from aatc_cli.profiles import load_recipe
 

@@ -33,7 +33,7 @@ def inspect(
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.shipped import find_plan
-    from aatc_cli.cli.printing import print_inspection
+    from aatc_cli.cli.inspections import print_inspection
     from aatc_cli.config import make_budget
     from aatc_cli.stages.inspect import inspect_path
     from aatc_cli.stages.inspecting.plan import inspect_plan

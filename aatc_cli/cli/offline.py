@@ -105,7 +105,7 @@ def collect(
     )
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
     if dry_run:
-        from aatc_cli.cli.printing import print_inspection
+        from aatc_cli.cli.inspections import print_inspection
         from aatc_cli.stages.inspecting.forecasts import forecast_collect
 
         print_inspection(forecast_collect(Run(run), target, source, settings, device, found).inspection(), json)
@@ -177,7 +177,7 @@ def whiten(
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
     if dry_run:
-        from aatc_cli.cli.printing import print_inspection
+        from aatc_cli.cli.inspections import print_inspection
         from aatc_cli.stages.inspecting.forecasts import forecast_whiten
 
         print_inspection(forecast_whiten(place, basis, rates, wanted).inspection(), json)

@@ -13,8 +13,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Budget, Geometry
 from aatc_cli.core import SIDES
-from aatc_cli.core.received import PROBES
-from aatc_cli.core.received_bins import BINS
+from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import geometry_of
@@ -23,7 +22,8 @@ from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import derive, transform_for
 from aatc_cli.stages.inspecting.forecast import Forecast, Piece, on_disk, state_of
-from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds, stats_bytes
+from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds
+from aatc_cli.stages.inspecting.stats_size import stats_bytes
 from aatc_cli.stages.whiten import Wanted
 
 # forward passes that a gradient pass comes to, as measured (docs/results.md)
