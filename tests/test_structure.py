@@ -17,6 +17,8 @@ PACKAGE = Path(aatc_cli.__file__).parent
 # own room; a room that is missing here fails
 LEVELS = (
     ("__main__",),
+    ("__init__",),
+    ("api",),
     ("cli",),
     ("studies",),
     ("stages",),
@@ -30,7 +32,6 @@ LEVELS = (
     ("core",),
     ("config", "console"),
     ("errors",),
-    ("__init__",),
 )
 LEVEL = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
