@@ -14,10 +14,13 @@ from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.evals.stability import StabilityResult, StabilityRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture, TokenRates
 from aatc_cli.report.published import Published, PublishedRow
 from aatc_cli.stages.collecting.settings import CollectSettings

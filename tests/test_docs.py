@@ -24,8 +24,10 @@ from aatc_cli.cli import app
 from aatc_cli.config import Budget, Geometry, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
 from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
 from aatc_cli.stages.preflight import stats_bytes
 

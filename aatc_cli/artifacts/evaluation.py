@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -19,21 +19,33 @@ from aatc_cli.profiles import explain
 Task = Literal["kl", "perplexity", "distortion"]
 
 # evaluations that are not of windows of text; each has a model of its own in the file of its task
-OTHER_TASKS = ("memory", "speed", "benchmark", "stability")
+OTHER_TASKS = ("memory", "speed", "benchmark", "stability", "needles")
 
 M = TypeVar("M", bound="Measurement")
+
+SCHEMA_VERSION: Final = 3
 
 
 class Measurement(Settings):
     """What every evaluation says of itself: of which cache and model it is, and where it ran."""
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     task: str
     recipe: str
     budget: str | None = Field(None, description="the plan's budget label; null for fp16")
     model: str
     model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
+    config_hash: str | None = Field(None, description="of the model's configuration, as in the manifests")
+    tokenizer_hash: str | None = Field(None, description="of the tokenizer, as in the manifests")
     plan: str | None = Field(None, description="digest of the plan; null for fp16")
+    cache: str | None = Field(
+        None, description="packed, fused or simulated, where a cache was filled; null for the model's own and without"
+    )
+    protocol: dict[str, Any] | None = Field(
+        None,
+        description="all that determines the number beside the plan: model, what was asked, dtype, device, versions; "
+        "results of equal protocols can be compared; null before version 3",
+    )
     bits: float = Field(description="mean code bits per channel of a packed token")
     seconds: float
     device: str
@@ -46,9 +58,19 @@ class Measurement(Settings):
         return self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
 
     @property
+    def determined_by(self) -> dict[str, Any]:
+        """What a result must be equal in to be taken over: its subject, its cache and its protocol."""
+        return {"plan": self.plan, "cache": self.cache, "protocol": self.protocol}
+
+    @property
+    def stamp(self) -> str:
+        """Ending of the file's name that tells protocols apart: ``.1f2e3d4c``; none before version 3."""
+        return "" if self.protocol is None else f".{digest_of([self.protocol, self.cache])[:8]}"
+
+    @property
     def file_name(self) -> str:
-        """File the evaluation is stored under, a function of what was asked."""
-        return f"{self.task}.{self.method}.json"
+        """File the evaluation is stored under, a function of what was asked and of all that determines its number."""
+        return f"{self.task}.{self.method}{self.stamp}.json"
 
 
 class DistortionRow(Settings):
@@ -88,6 +110,7 @@ class Evaluation(Measurement):
     kl_stderr: float | None = None
     kl_windows: list[float] | None = Field(None, description="mean KL of every window, by which methods are paired")
     kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
+    kl_p999: float | None = Field(None, description="99.9th percentile of KL over scored positions")
     top1: float | None = Field(None, description="share of positions with the reference's most likely token")
     top1_stderr: float | None = None
     nll: float | None = Field(None, description="negative log-likelihood, nats per token")
@@ -103,9 +126,9 @@ class Evaluation(Measurement):
 
     @property
     def file_name(self) -> str:
-        """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
+        """File the evaluation is stored under: task, recipe, budget, text, window length, first position, protocol."""
         text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
-        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}.json"
+        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}{self.stamp}.json"
 
 
 def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
@@ -117,7 +140,7 @@ def write_evaluation(folder: Path, evaluation: Measurement) -> Path:
 
 def write_sealed(path: Path, record: BaseModel) -> None:
     """Write a record with its digest to ``path``, atomically and under the lock of its folder; raises `AatcError`."""
-    data = record.model_copy(update={"schema_version": 2}).model_dump(mode="json")
+    data = record.model_copy(update={"schema_version": SCHEMA_VERSION}).model_dump(mode="json")
     text = json.dumps(data | {"digest": digest_of(data)}, indent=2, ensure_ascii=False, allow_nan=False)
     with locked(path.parent, wait=True):
         sweep(path.parent)
@@ -127,14 +150,14 @@ def write_sealed(path: Path, record: BaseModel) -> None:
 def read_sealed(path: Path, remedy: str) -> Any:
     """The data of a record, checked against its digest; raises `ArtifactError`, and what `read_record` raises.
 
-    Since version 2 a digest in the file covers all of it; files of version 1 have none.
+    From version 2 on a digest in the file covers all of it; files of version 1 have none.
     """
     raw: Any = json.loads(read_record(path))
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2)):
-        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 and 2"
+    if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2, 3)):
+        problem = f"{path} has schema version {version!r}; this aatc reads versions 1 to {SCHEMA_VERSION}"
         raise ArtifactError(problem, f"use the aatc that wrote it, or {remedy}")
-    if version == 2 and raw.pop("digest", None) != digest_of(raw):
+    if version != 1 and raw.pop("digest", None) != digest_of(raw):
         raise ArtifactError(f"{path} is damaged: it does not match its own digest", remedy)
     return raw
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from aatc_cli.artifacts.evaluation import read_sealed, write_sealed
+from aatc_cli.artifacts.evaluation import SCHEMA_VERSION, read_sealed, write_sealed
 from aatc_cli.artifacts.locking import locked
 from aatc_cli.config import Settings
 from aatc_cli.errors import ArtifactError
@@ -64,7 +64,7 @@ class StudyCell(Settings):
 class StudyResult(Settings):
     """All cells of a study that were run or tried so far."""
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     study: str
     summary: str
     model: str
@@ -127,12 +127,12 @@ def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult],
 def read_study(path: Path) -> StudyResult:
     """Read one result; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        return StudyResult.model_validate(read_sealed(path, "run aatc eval --study again with --force"))
+        return StudyResult.model_validate(read_sealed(path, "run aatc study again with --force"))
     except ValidationError as error:
         problem = f"{path} is not a valid study result: {explain(error)}"
-        raise ArtifactError(problem, "run aatc eval --study again with --force") from error
+        raise ArtifactError(problem, "run aatc study again with --force") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval --study again with --force") from error
+        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc study again with --force") from error
 
 
 def read_studies(root: Path) -> list[StudyResult]:

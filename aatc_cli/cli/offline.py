@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from aatc_cli.cli.choosing import budgets_of, find_source, matching
 from aatc_cli.cli.options import (
     BudgetOption,
     BytesOption,
@@ -20,8 +21,6 @@ from aatc_cli.cli.options import (
     RatioOption,
     RecipeOption,
     RunOption,
-    budgets_of,
-    find_source,
 )
 
 if TYPE_CHECKING:
@@ -177,15 +176,17 @@ def allocate(
     context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens for --ratio and --bytes.")] = None,
     transform: Annotated[Path | None, typer.Option("--transform", help="Transform. Default: the run's.")] = None,
     check: Annotated[
-        Path | None,
-        typer.Option("--check", help="Re-derive this plan; exit 0 if identical, 1 with the difference otherwise."),
+        list[Path] | None,
+        typer.Option(
+            "--check", help="Re-derive these plans; exit 0 if identical, 1 with the difference otherwise: run/plans/*."
+        ),
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Give every channel its width (Plan), one plan per recipe and budget. Deterministic.
 
-    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4 --budget 3;
+    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4,3;
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/paper-2
     """
     from aatc_cli.artifacts.files import Run
@@ -193,12 +194,12 @@ def allocate(
     from aatc_cli.profiles import load_recipe
     from aatc_cli.stages.allocate import allocate as stage
 
-    if check is not None:
+    if check:
         if recipe or budget or ratio is not None or size is not None:
             from aatc_cli.errors import UsageError
 
             raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
-        _check_plan(check, transform, json)
+        _check_plans(matching(check), transform, json)
         return
     budgets = budgets_of(budget, ratio, size, context)
     plans = [
@@ -248,21 +249,26 @@ def _mixture(
     )
 
 
-def _check_plan(path: Path, transform: Path | None, json: bool) -> None:
+def _check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
+    """Check every plan, print what differs, and end with exit code 1 if anything does."""
     from dataclasses import asdict
 
     from aatc_cli.artifacts.files import open_plan
     from aatc_cli.console import print_json, print_table
     from aatc_cli.stages.allocate import check
 
-    plan = open_plan(path)
-    differences = check(plan, transform)
+    facts = []
+    for path, plan in [(path, open_plan(path)) for path in paths]:
+        differences = check(plan, transform)
+        facts.append({"plan": str(path), "identical": not differences, "differences": [asdict(d) for d in differences]})
+        if json:
+            continue
+        if differences:
+            rows = [[f"{d.layer} {d.side}", str(d.channel), str(d.planned), str(d.derived)] for d in differences[:50]]
+            print_table(f"{path}: {len(differences)} channels differ", ["site", "channel", "planned", "derived"], rows)
+        else:
+            typer.echo(f"{path}: identical ({plan.artifact.manifest.digest[:12]})")
     if json:
-        print_json({"plan": str(path), "identical": not differences, "differences": [asdict(d) for d in differences]})
-    elif differences:
-        rows = [[f"{d.layer} {d.side}", str(d.channel), str(d.planned), str(d.derived)] for d in differences[:50]]
-        print_table(f"{path}: {len(differences)} channels differ", ["site", "channel", "planned", "derived"], rows)
-    else:
-        typer.echo(f"{path}: identical ({plan.artifact.manifest.digest[:12]})")
-    if differences:
+        print_json(facts[0] if len(facts) == 1 else facts)
+    if not all(fact["identical"] for fact in facts):
         raise typer.Exit(1)

@@ -10,8 +10,8 @@ from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.evals.speed import SpeedResult
-from aatc_cli.evals.stability import StabilityResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.profiles import HeadGroups
 from aatc_cli.report.study_data import StudyView
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aatc_cli.artifacts.artifact import TextRecord
-from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
-from aatc_cli.evals.stability import COLUMNS, stability_rows
+from aatc_cli.evals.speed.table import Columns, memory_columns, speed_columns
+from aatc_cli.evals.stability.table import COLUMNS, stability_rows
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import Absent, ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups

@@ -20,6 +20,7 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_model, load_tokenizer
+from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile, TextMixture, dump
 from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
@@ -155,19 +156,6 @@ def _tell_cost(job: CollectJob, timer: Timer, windows: int, fisher: int, target:
     if fisher and windows:
         ratio = (timer.fisher / fisher) / max(forward / windows, 1e-9)
         say(f"collect: gradients {timer.fisher:.1f} s; Fisher: {ratio:.1f} forward passes per window")
-
-
-def check_profile(profile: ModelProfile | None, geometry: Geometry) -> None:
-    """Raise `AatcError` naming the first field in which the model differs from its profile."""
-    if profile is None:
-        return
-    for field in Geometry.model_fields:
-        expected, actual = getattr(profile.geometry, field), getattr(geometry, field)
-        if expected != actual:
-            raise AatcError(
-                f"profile {profile.name} expects {field} = {expected}, but the model has {actual}",
-                "use the profile of this model, or --model alone with --text, --samples and --length",
-            )
 
 
 def check_rank(settings: CollectSettings, geometry: Geometry) -> None:

@@ -15,12 +15,12 @@ from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.evals.reading import read_result, result_tables
 from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.inspect_classes import COLUMNS as CLASS_COLUMNS
 from aatc_cli.stages.inspect_classes import class_facts, class_rows
 from aatc_cli.stages.preflight import ROWS, stats_bytes
-from aatc_cli.stages.result_tables import read_result, result_table
 
 # the first stands for no channel at all: a space would be trimmed and the columns would no longer line up
 _BARS = "·▁▂▃▄▅▆▇█"
@@ -59,8 +59,8 @@ def _inspect_result(path: Path) -> Inspection:
     result = read_result(path)
     data = result.model_dump(mode="json")
     shown = [[key, _number(value)] for key, value in data.items() if value is not None and not isinstance(value, list)]
-    fields, measured = Table(f"evaluation {path.name}", ["field", "value"], shown), result_table(result)
-    return Inspection(data, [Table(*measured), fields] if measured else [fields])
+    fields = Table(f"evaluation {path.name}", ["field", "value"], shown)
+    return Inspection(data, [*(Table(*rows) for rows in result_tables(result)), fields])
 
 
 def inspect_run(run: Run) -> Inspection:

@@ -24,8 +24,8 @@ from aatc_cli.artifacts.study import read_studies
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.speed_tables import read_speed
-from aatc_cli.evals.stability import read_stability
+from aatc_cli.evals.speed.table import read_speed
+from aatc_cli.evals.stability.result import read_stability
 from aatc_cli.evals.study_scores import cell_evaluation
 from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
 from aatc_cli.report.document import NO_PLANS, build_document

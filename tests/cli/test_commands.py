@@ -194,7 +194,7 @@ def test_stability_of_two_draws(aatc: Any, tiny_llama: Path, corpus: Path, tmp_p
     for seed in (0, 1):
         options = ("--samples", 6, "--length", 64, "--seed", seed, "--name", f"draw-{seed}")
         assert aatc("collect", "--run", run, "--model", tiny_llama, "--text", corpus, *options).code == 0
-    common = ("eval", "--task", "stability", "--run", run, "--model", tiny_llama, "--text", corpus, "--length", 160)
+    common = ("eval", "stability", "--run", run, "--model", tiny_llama, "--text", corpus, "--length", 160)
     named = ("--stats", run / "draw-0", "--stats", run / "draw-1")
     shown = aatc(*common, "--recipe", "var-only", "--budget", 4, *named, "--limit", 1, "--json")
     assert shown.code == 0, shown.err

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.generation import Batch, generate
+from aatc_cli.evals.answers.generation import Batch, generate
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import find_model, load_model

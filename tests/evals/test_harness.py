@@ -11,7 +11,7 @@ import pytest
 
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals import harness, longbench
-from aatc_cli.evals.harness_data import Source, chosen_subtasks, qmsum_rows
+from aatc_cli.evals.lm_eval.records import Source, chosen_subtasks, qmsum_rows
 
 READY = all(importlib.util.find_spec(name) for name in harness._NEEDED)
 needs_harness = pytest.mark.skipif(

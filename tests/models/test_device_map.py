@@ -122,7 +122,7 @@ def test_the_packed_cache_refuses_a_spread_model(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize("task", ["memory", "speed", "ruler", "distortion"])
 def test_tasks_that_need_one_device(refuses: Any, tiny_llama: Path, tmp_path: Path, task: str) -> None:
-    command = ("eval", "--task", task, "--model", tiny_llama, "--recipe", "fp16", "--device-map", "auto")
+    command = ("eval", task, "--model", tiny_llama, "--recipe", "fp16", "--device-map", "auto")
     refuses(*command, says=(f"--task {task} needs the model on one device",), folder=tmp_path, code=2)
 
 

@@ -15,7 +15,7 @@ from aatc_cli.artifacts.files import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report import study_figures, study_tables
 from aatc_cli.report.compare import Figure, tied

@@ -7,7 +7,7 @@ import pytest
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
 from aatc_cli.artifacts.files import open_plan
 from aatc_cli.core.layout import fp16_bytes
-from aatc_cli.evals.memory import MemoryResult
+from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.profiles import load_model_profile
 
 PROFILE = """
@@ -34,7 +34,6 @@ length = 64
 def test_live_bytes_are_predicted_to_the_byte(aatc, run_folder, tiny_llama, dtype, share):
     outcome = aatc(
         "eval",
-        "--task",
         "memory",
         "--run",
         run_folder,
@@ -70,7 +69,7 @@ def test_live_bytes_are_predicted_to_the_byte(aatc, run_folder, tiny_llama, dtyp
 
 
 def test_the_table_is_in_megabytes(aatc, run_folder, tiny_llama):
-    command = ("eval", "--task", "memory", "--run", run_folder, "--model", tiny_llama, "--budget", 3)
+    command = ("eval", "memory", "--run", run_folder, "--model", tiny_llama, "--budget", 3)
     outcome = aatc(*command, "--context", 200)
     assert outcome.code == 0, outcome.err
     assert "memory in MB of" in outcome.out
@@ -85,7 +84,6 @@ def test_a_geometry_alone_is_filled_with_random_vectors(aatc, tmp_path, sliding)
     profile.write_text(PROFILE.format(sliding=sliding))
     command = (
         "eval",
-        "--task",
         "memory",
         "--run",
         tmp_path / "run",
@@ -126,7 +124,6 @@ def test_a_geometry_alone_is_filled_with_random_vectors(aatc, tmp_path, sliding)
 def test_the_headline_of_the_paper(aatc, tmp_path):
     (result,) = aatc(
         "eval",
-        "--task",
         "memory",
         "--run",
         tmp_path,
@@ -146,7 +143,7 @@ def test_the_headline_of_the_paper(aatc, tmp_path):
 
 
 def test_what_cannot_be_measured_is_refused(refuses, run_folder, tiny_llama, tiny_qwen2):
-    task = ("eval", "--task", "memory", "--run", run_folder)
+    task = ("eval", "memory", "--run", run_folder)
     refuses(*task, "--model", tiny_llama, "--recipe", "fp16", says=("fp16",), folder=run_folder, code=2)
     refuses(*task, "--model", tiny_qwen2, "--budget", 3, says=("the model is not the one",), folder=run_folder)
     refuses(*task, "--model", tiny_llama, "--budget", 3, "--context", 600, says=("600", "512"), folder=run_folder)

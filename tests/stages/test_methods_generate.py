@@ -6,7 +6,7 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run
-from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import available, load_recipe
@@ -40,10 +40,10 @@ def test_a_published_method_generates(name, run, model, monkeypatch):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": name, "budgets": [bits]}], "tasks": [{"task": "gsm8k"}]}
     )
-    [contestant] = Methods(run).contestants(study)
-    if contestant.subject is None and recipe.quantizer in ("quanto", "hqq"):
-        pytest.skip(contestant.row.reason)
-    assert contestant.subject is not None, contestant.row.reason
+    [entrant] = Methods(run).entrants(study)
+    if entrant.subject is None and recipe.quantizer in ("quanto", "hqq"):
+        pytest.skip(entrant.row.reason)
+    assert entrant.subject is not None, entrant.row.reason
     asked, generate = [], ruler_stage.generate
 
     def watched(*arguments):
@@ -53,7 +53,7 @@ def test_a_published_method_generates(name, run, model, monkeypatch):
 
     monkeypatch.setattr(ruler_stage, "generate", watched)
     settings = RulerSettings((CONTEXT,), 1, (SUBTASK,))
-    [result] = ruler(run, find_model(str(model)), [contestant.subject], settings, EvalOptions())
+    [result] = ruler(run, find_model(str(model)), [entrant.subject], settings, EvalOptions())
     [[contenders, [[tokens]]]] = asked
     assert isinstance(contenders[0], Simulated)
     assert len(tokens) == 128
@@ -61,6 +61,6 @@ def test_a_published_method_generates(name, run, model, monkeypatch):
     assert [(row.subtask, row.context, row.samples, len(row.scores)) for row in result.rows] == [
         (SUBTASK, CONTEXT, 1, 1)
     ]
-    kept = read_measurement(run.evals / f"benchmark.{contestant.subject.name}.ruler.json", BenchmarkResult)
+    kept = read_measurement(run.evals / f"benchmark.{entrant.subject.name}.ruler.json", BenchmarkResult)
     assert kept.rows == result.rows
-    assert kept.plan == contestant.row.plan
+    assert kept.plan == entrant.row.plan

@@ -10,10 +10,12 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.errors import ArtifactError
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.stability import StabilityResult, StabilityRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.stages.inspect import inspect_path
-from aatc_cli.stages.result_tables import benchmark_table, read_result
+from aatc_cli.evals.answers.table import benchmark_tables
+from aatc_cli.evals.reading import read_result
 
 OF = {
     "recipe": "paper",
@@ -31,7 +33,7 @@ OF = {
 @pytest.mark.parametrize("task", ["memory", "speed"])
 def test_inspect_prints_what_eval_did(aatc: Any, run_folder: Path, tiny_llama: Path, task: str) -> None:
     size = ("--context", 200, "--batch", 2, *(("--repeats", 2) if task == "speed" else ()))
-    done = aatc("eval", "--task", task, "--run", run_folder, "--model", tiny_llama, "--budget", 3, *size)
+    done = aatc("eval", task, "--run", run_folder, "--model", tiny_llama, "--budget", 3, *size)
     assert done.code == 0, done.err
     file = run_folder / "evals" / f"{task}.paper-3.json"
     shown = aatc("inspect", file)

@@ -11,7 +11,7 @@ import pytest
 
 import aatc_cli
 from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
 from aatc_cli.stages import ruler
 
 ASKED = ("--task", "ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
@@ -90,7 +90,6 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
 def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatch):
     many = (
         "eval",
-        "--task",
         "ruler",
         "--context",
         1024,
@@ -129,7 +128,7 @@ def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatc
 
 def test_what_cannot_be_asked(refuses, model, plan_run):
     common = ("--model", model, "--run", plan_run, "--recipe", "fp16")
-    asked = ("eval", "--task", "ruler", *common)
+    asked = ("eval", "ruler", *common)
     refuses(*asked, "--subtask", "niah", says=("no task 'niah'",), folder=plan_run, code=2)
     refuses(*asked, "--context", 4096, says=("4096", "1100"), folder=plan_run)
     refuses(*asked, "--context", 300, says=("does not fit into a context of 300",), folder=plan_run)
@@ -141,7 +140,6 @@ def test_what_cannot_be_asked(refuses, model, plan_run):
 def test_smollm2_finds_the_needle(real_model_path, aatc, tmp_path):
     asked = aatc(
         "eval",
-        "--task",
         "ruler",
         "--context",
         512,
@@ -191,7 +189,6 @@ def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeyp
     monkeypatch.setattr(ruler, "generate", lambda m, k, batch, contenders, *a: [[[1]] * batch.ids.shape[0]])
     asked = aatc(
         "eval",
-        "--task",
         "ruler",
         "--context",
         1024,

@@ -6,10 +6,10 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
 from aatc_cli.artifacts.files import open_plan
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.runtime.site import SiteCodec
 
-TASK = ("eval", "--task", "speed", "--budget", 3, "--repeats", 2)
+TASK = ("eval", "speed", "--budget", 3, "--repeats", 2)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_no_time_is_reported_of_a_wrong_cache(refuses, command, run_folder, monk
 
 
 def test_what_cannot_be_timed_is_refused(refuses, run_folder, tiny_llama, tiny_qwen2):
-    task = ("eval", "--task", "speed", "--run", run_folder)
+    task = ("eval", "speed", "--run", run_folder)
     refuses(*task, "--model", tiny_llama, "--recipe", "fp16", says=("fp16",), folder=run_folder, code=2)
     refuses(*task, "--model", tiny_qwen2, "--budget", 3, says=("the model is not the one",), folder=run_folder)
     refuses(*task, "--model", tiny_llama, "--budget", 3, "--context", 500, says=("597", "512"), folder=run_folder)

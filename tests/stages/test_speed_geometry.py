@@ -23,12 +23,12 @@ from aatc_cli.evals.bench.packed import PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
 from aatc_cli.evals.bench.synthetic import synthetic_tables
 from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused import FusedState
 from aatc_cli.stages.report import make_report
-from aatc_cli.stages.result_tables import speed_memory_table, speed_table
+from aatc_cli.evals.speed.table import speed_memory_table, speed_table
 
 GEOMETRY = Geometry(layers=3, heads=8, kv_heads=4, head_dim=64, hidden_size=64)
 PROFILE = ModelProfile(
@@ -285,7 +285,7 @@ def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pyt
     assert told == [one.model_dump(mode="json") for one in (result, other)]
 
 
-PROFILED = ("eval", "--task", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)
+PROFILED = ("eval", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)
 
 
 def test_what_a_profile_cannot_be_timed_with_is_refused(refuses: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.studies import offline_speed as speed_offline
@@ -100,7 +100,7 @@ def test_the_command(aatc: Any, refuses: Any, tmp_path: Path) -> None:
     text = ['name = "small"', 'model = "o/small"', "context = 512", "head_groups = 1", "[geometry]", *lines]
     text += ["hidden_size = 32", "[calibration.rates]", 'sources = ["builtin:python-docs"]', "samples = 1"]
     profile.write_text("\n".join([*text, "length = 64"]), encoding="utf-8")
-    command = ("eval", "--task", "speed", "--profile", profile, "--offline-stages", "--run", tmp_path / "run")
+    command = ("eval", "speed", "--profile", profile, "--offline-stages", "--run", tmp_path / "run")
     outcome = aatc(*command, "--context", 144, "--batch", 1, "--repeats", 1, "--json")
     assert outcome.code == 0, outcome.err
     [result] = json.loads(outcome.out)

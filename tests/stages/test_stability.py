@@ -14,7 +14,8 @@ from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.evals.stability import StabilityResult, spread
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import spread
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import Recipe, TextMixture, load_recipe

@@ -89,7 +89,7 @@ def study_file(tmp_path):
 def studied(tiny_llama, corpus, run, study_file, aatc):
     def go(*arguments):
         where = ("--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
-        return aatc("eval", "--study", study_file, *where, *arguments)
+        return aatc("study", study_file, *where, *arguments)
 
     return go
 
@@ -199,7 +199,7 @@ def test_what_fails_for_the_task_is_not_tried_with_every_method(aatc, tiny_llama
         return stage(place, source, subjects, *rest)
 
     monkeypatch.setattr(study_stage, "evaluate", counted)
-    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 1
     assert tried == [5, 1, 1, 5]
     reasons = [cell["reason"] for cell in outcome.json["cells"] if cell["task"] == "kl"]
@@ -215,9 +215,7 @@ def test_what_cannot_be_derived_says_why(tiny_llama, corpus, base_run, tmp_path,
         'recipe = "fp16"\n', 'recipe = "fp16"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\nstats = "few"\n'
     )
     study_file.write_text(text, encoding="utf-8")
-    outcome = aatc(
-        "eval", "--study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus, "--json"
-    )
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus, "--json")
     assert outcome.code == 1
     reasons = {row["name"]: row["reason"] for row in outcome.json["rows"]}
     assert "no loss gradients" in reasons["palu-2.8"] or "transform holds none" in reasons["palu-2.8"]
@@ -239,7 +237,7 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
         'recipe = "paper"\nbudgets = [3]\nstats = "few"\n\n[[tasks]]\ntask = "kl"\nlength = 224\nlimit = 1\n',
         "utf-8",
     )
-    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 0, outcome.err
     files = [cell["file"] for cell in outcome.json["cells"]]
     assert [file.rpartition("/")[0] for file in files] == ["evals", "studies/few/evals"]
@@ -314,9 +312,9 @@ def test_packed_bits_are_the_slope_of_the_byte_law(run):
             ],
         }
     )
-    for contestant in Methods(run).contestants(study):
-        assert contestant.subject is not None, contestant.row.reason
-        layout = contestant.subject.plan.layout
+    for entrant in Methods(run).entrants(study):
+        assert entrant.subject is not None, entrant.row.reason
+        layout = entrant.subject.plan.layout
         # codes and padding of one block are rounded to whole bytes
         assert layout.bits_packed == pytest.approx(_packed_bits(layout), rel=1e-3)
 
@@ -327,9 +325,9 @@ def test_what_no_budget_mends_says_why(base_run, tmp_path):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "effective": [2.0]}], "tasks": [{"task": "kl"}]}
     )
-    [contestant] = Methods(Run(tmp_path / "run")).contestants(study)
-    assert contestant.subject is None
-    assert "ranks by loss gradients" in contestant.row.reason
+    [entrant] = Methods(Run(tmp_path / "run")).entrants(study)
+    assert entrant.subject is None
+    assert "ranks by loss gradients" in entrant.row.reason
 
 
 def test_one_width_takes_the_nearest_of_its_widths(run):
@@ -341,7 +339,7 @@ def test_one_width_takes_the_nearest_of_its_widths(run):
             "tasks": [{"task": "kl"}],
         }
     )
-    rows = [contestant.row for contestant in Methods(run).contestants(study)]
+    rows = [entrant.row for entrant in Methods(run).entrants(study)]
     # 2.6 and 3.2 come to the same plan, which is one row
     assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
 
@@ -372,27 +370,15 @@ def test_packaged_studies_name_recipes_and_budgets_that_are_there():
 def test_a_wrong_study_is_refused(refuses, tiny_llama, corpus, run, study_file, old, new, says):
     study_file.write_text(STUDY.replace(old, new, 1), encoding="utf-8")
     refuses(
-        "eval",
-        "--study",
-        study_file,
-        "--model",
-        tiny_llama,
-        "--run",
-        run.root,
-        "--text",
-        corpus,
-        says=(says,),
-        folder=run.root,
+        "study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, says=(says,), folder=run.root
     )
 
 
 def test_options_that_a_study_has_itself_are_refused(refuses, tiny_llama, run, study_file):
-    common = ("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root)
+    common = ("study", study_file, "--model", tiny_llama, "--run", run.root)
     refuses(*common, "--budget", 2, says=("--budget",), folder=run.root, code=2)
     refuses(*common, "--recipe", "hqq", says=("no recipe 'hqq'",), folder=run.root, code=2)
-    refuses(
-        "eval", "--study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root
-    )
+    refuses("study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root)
 
 
 def test_models_are_kept_within_the_block_alone(tiny_llama):
@@ -430,11 +416,11 @@ def test_parts_of_a_study_add_up(studied, run, monkeypatch):
     """One process begins and ends while another is at work on the same study: neither loses the other's cells."""
     filled, fill = [], study_stage._Sheet.fill
 
-    def others_first(self, contestants):
+    def others_first(self, entrants):
         if not filled:
             filled.append(True)
             assert studied("--recipe", "kivi").code == 0
-        return fill(self, contestants)
+        return fill(self, entrants)
 
     monkeypatch.setattr(study_stage._Sheet, "fill", others_first)
     outcome = studied("--recipe", "fp16")
