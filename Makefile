@@ -37,8 +37,8 @@ demo: install model ## The whole pipeline on SmolLM2 into ./run: about 6 minutes
 	$(BIN)/aatc whiten
 	$(BIN)/aatc allocate --recipe paper --recipe var-only --budget 2 --budget 2.5
 	$(BIN)/aatc inspect --recipe paper --budget 2
-	$(BIN)/aatc eval --task kl --recipe fp16 --recipe paper --recipe var-only --budget 2 --budget 2.5
-	$(BIN)/aatc eval --task distortion --recipe paper --budget 2 --limit 1 --queries 4
+	$(BIN)/aatc eval kl --recipe fp16 --recipe paper --recipe var-only --budget 2 --budget 2.5
+	$(BIN)/aatc eval distortion --recipe paper --budget 2 --limit 1 --queries 4
 	$(BIN)/aatc report
 
 # cells of packages or benchmark files that are not here are missing, which eval says by its exit code: hence the "-"
@@ -47,10 +47,10 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24 --fisher 16
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 4 --name windows-4
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 16 --name windows-16
-	-$(BIN)/aatc eval --study divergence --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study headline --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study ablation --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study quick --limit $(LIMIT) --context 1024
+	-$(BIN)/aatc study divergence --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study headline --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study ablation --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study quick --limit $(LIMIT) --context 1024
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model

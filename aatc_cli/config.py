@@ -110,6 +110,32 @@ class Geometry(Settings):
         return self.kv_heads * self.head_dim
 
 
+class HeadGroups(Settings):
+    """How many groups the kv heads of a layer are cut into, for keys and for values; each is transformed jointly."""
+
+    k: int = Field(ge=1, description="groups of the keys")
+    v: int = Field(ge=1, description="groups of the values")
+
+    @classmethod
+    def both(cls, groups: int) -> Self:
+        """The same number for keys and values."""
+        return cls(k=groups, v=groups)
+
+    def of(self, side: Literal["k", "v"]) -> int:
+        """Groups of one side."""
+        return self.k if side == "k" else self.v
+
+    def divide(self, kv_heads: int) -> bool:
+        """Whether both numbers divide the kv heads."""
+        return kv_heads % self.k == 0 and kv_heads % self.v == 0
+
+    @property
+    def described(self) -> str:
+        """In words: ``2 head groups``, ``8 head groups of keys and 1 of values``."""
+        first = f"{self.k} head group{'' if self.k == 1 else 's'}"
+        return first if self.k == self.v else f"{first} of keys and {self.v} of values"
+
+
 class Budget(Settings):
     """How much the packed cache may cost, in exactly one of three units."""
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ def pytest_configure(config):
     # several test runs share a machine: threads that spin for a core slow all of them down
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(2, os.cpu_count() or 1)))
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # nothing of a test is remembered for the next run, or read from the home of whoever runs it
+    cache = tempfile.mkdtemp(prefix="aatc-tests-")
+    os.environ["XDG_CACHE_HOME"] = cache
+    config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     for name in ("AATC_RUN", "AATC_MODEL"):
         os.environ.pop(name, None)
 

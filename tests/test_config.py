@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from aatc_cli.artifacts.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
-from aatc_cli.config import Budget, Geometry, Settings, Window, make_budget, parse_size
+from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory.result import MemoryRow
@@ -21,7 +21,8 @@ from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.result import StabilityRow
-from aatc_cli.profiles import Calibration, Coding, HeadGroups, ModelProfile, Protection, Recipe, TextMixture, TokenRates
+from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
+from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.published import Published, PublishedRow
 from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import WhitenSettings
@@ -103,7 +104,7 @@ SPEED_MEMORY = SpeedMemory(
 )
 STUDY_ROW = StudyRow(name="paper@2", label="paper", recipe="paper", stats=None, asked=2.0, matched=True)
 STUDY_CELL = StudyCell(row="paper@2", task="kl", text="t", length=64, reason="no file")
-METHOD = StudyMethod(recipe="paper", budgets=(1, 2), effective=(2.5,), label="ours")
+METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours")
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
@@ -200,7 +201,7 @@ EXAMPLES: list[BaseModel] = [
         budget="2",
         model="m",
         bits=2.0,
-        bits_effective=2.7,
+        bits_at_context=2.7,
         ratio=5.9,
         context=64,
         text="t",

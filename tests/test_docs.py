@@ -21,22 +21,23 @@ import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
 from aatc_cli.cli import app
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory.result import MemoryRow
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, available, load_model_profile, load_recipe
-from aatc_cli.stages.preflight import stats_bytes
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import available, load_model_profile, load_recipe
+from aatc_cli.stages.inspecting.preflight import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report")
+COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")
@@ -202,8 +203,7 @@ def test_commands_are_found_in_shell_and_make():
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["allocate --buget 2", "allocate --budget two", "eval --task warp", "pack", "collect --samples 0", "whiten x"],
+    "line", ["allocate --buget 2", "allocate --budget two", "eval warp", "pack", "collect --samples 0", "whiten x"]
 )
 def test_a_wrong_command_would_be_seen(line):
     with pytest.raises(typer.BadParameter.__mro__[1]):

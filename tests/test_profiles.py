@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from aatc_cli import profiles
+from aatc_cli.config import HeadGroups
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import HeadGroups, available, dump, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.profiles import available, dump, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.text.sources import parse_source
 
 RECIPE = 'name = "mine"\nsummary = "s"\n'

@@ -71,7 +71,7 @@ def test_the_reference_is_a_language_model_that_works(kl):
 def test_sizes_follow_the_byte_law(real_run, kl):
     plan = open_plan(real_run.root / "plans" / "paper-2")
     assert plan.mean_bits == pytest.approx(2.0, abs=1e-4)
-    assert kl["paper-2"].bits_effective == pytest.approx(plan.layout.bits_effective(1024))
+    assert kl["paper-2"].bits_at_context == pytest.approx(plan.layout.bits_at(1024))
     assert 6.6 < plan.layout.ratio(8192) < 7.1
     by_layer = [sum(layer["k"]) / 192 for layer in plan.bits]
     assert by_layer[:3] == pytest.approx([3.0] * 3, abs=0.01)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from aatc_cli.artifacts.artifact import digest_of
 from aatc_cli.artifacts.disk import read_record, write_text
@@ -47,6 +47,9 @@ class Measurement(Settings):
         "results of equal protocols can be compared; null before version 3",
     )
     bits: float = Field(description="mean code bits per channel of a packed token")
+    bits_packed: float | None = Field(
+        None, description="bits of a number of a packed token with all that goes with it; 16 for fp16; null if unknown"
+    )
     seconds: float
     device: str
     dtype: str
@@ -92,7 +95,7 @@ class Evaluation(Measurement):
     """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
 
     task: Task
-    bits_effective: float = Field(description="all cache bytes at this context, as bits per cached number")
+    bits_at_context: float = Field(description="all cache bytes at this context, as bits per cached number")
     ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
     context: int = Field(description="tokens in the cache at the end of a window")
     text: str
@@ -123,6 +126,14 @@ class Evaluation(Measurement):
         None, description="with token rates, share of every class among packed tokens, on average over layers"
     )
     distortion: list[DistortionRow] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, data: Any) -> Any:
+        """Versions 1 and 2 called the bits at the context otherwise."""
+        if isinstance(data, dict) and data.get("schema_version") in (1, 2) and "bits_effective" in data:
+            return {("bits_at_context" if name == "bits_effective" else name): data[name] for name in data}
+        return data
 
     @property
     def file_name(self) -> str:
@@ -157,7 +168,7 @@ def read_sealed(path: Path, remedy: str) -> Any:
     if isinstance(raw, dict) and (type(version) is not int or version not in (1, 2, 3)):
         problem = f"{path} has schema version {version!r}; this aatc reads versions 1 to {SCHEMA_VERSION}"
         raise ArtifactError(problem, f"use the aatc that wrote it, or {remedy}")
-    if version != 1 and raw.pop("digest", None) != digest_of(raw):
+    if version in (2, 3) and raw.pop("digest", None) != digest_of(raw):
         raise ArtifactError(f"{path} is damaged: it does not match its own digest", remedy)
     return raw
 

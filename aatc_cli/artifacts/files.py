@@ -19,7 +19,7 @@ from aatc_cli.artifacts.artifact import MANIFEST, Artifact, ArtifactWriter, dama
 from aatc_cli.artifacts.claims import check_plan, check_stats
 from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.artifacts.token_plans import PlanClasses, rated_codecs, read_classes
-from aatc_cli.config import Budget, Geometry, Window
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Energies, SiteEnergy
 from aatc_cli.core.codec import TransformCodec
@@ -29,7 +29,7 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import PACKED_QUANTIZERS, HeadGroups, Recipe
+from aatc_cli.methods.recipe import PACKED_QUANTIZERS, Recipe
 
 _SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 _FOLDERS = ("transforms", "plans", "evals", "report", "stability", "studies")
@@ -60,7 +60,7 @@ class Run:
         return self._own(self.root / f".{name}.partial")
 
     def transform(self, name: str) -> Path:
-        """Directory of a Transform by its name (`profiles.transform_name`: "whiten", "metric-keys-per-head")."""
+        """Directory of a Transform by its name (`methods.recipe.transform_name`: "whiten", "metric-keys-per-head")."""
         return self._own(self.root / "transforms" / name)
 
     def transforms(self) -> list[Path]:
@@ -328,17 +328,17 @@ def load_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side,
     if quantizer not in PACKED_QUANTIZERS:
         raise AatcError(
             f"recipe {plan.recipe.name} has no packed cache: its quantizer {quantizer} is simulated only",
-            "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
+            "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
         )
     if plan.classes is not None:
         raise AatcError(
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which the packed cache does not hold yet",
-            "evaluate it with --task kl or perplexity, or plan with --recipe loss-aware",
+            "evaluate it with aatc eval kl or perplexity, or plan with --recipe loss-aware",
         )
     if not plan.recipe.window.exact:
         raise AatcError(
             f"{plan.name} keeps its window in 8 bits, which the packed cache does not yet",
-            "evaluate it with --task kl or perplexity, or plan with a window of 16 bits",
+            "evaluate it with aatc eval kl or perplexity, or plan with a window of 16 bits",
         )
     return _codecs_at(plan, transform, device, plan.bits)
 

@@ -18,16 +18,18 @@ from aatc_cli.profiles import explain
 class StudyRow(Settings):
     """One method at one budget of a study."""
 
-    name: str = Field(description="recipe and what was asked of it: paper-2, paper@2.5 for effective bits, fp16")
+    name: str = Field(description="recipe and what was asked of it: paper-2, paper@2.5 for packed bits, fp16")
     label: str
     recipe: str
     stats: str | None = Field(description="Stats it was calibrated on alone; null for the run's own")
-    asked: float | None = Field(description="the budget, or the effective bits that were asked for; null for fp16")
-    matched: bool = Field(description="whether effective bits were asked for")
+    asked: float | None = Field(description="the budget, or the packed bits that were asked for; null for fp16")
+    matched: bool = Field(description="whether packed bits were asked for")
     budget: str | None = Field(None, description="label of the plan's budget; null without a plan")
     plan: str | None = Field(None, description="digest of the plan")
     bits: float | None = Field(None, description="mean code bits per channel")
-    bits_packed: float | None = Field(None, description="effective bits of packed tokens; 16 for fp16")
+    bits_packed: float | None = Field(
+        None, description="bits of a number of a packed token with all that goes with it; 16 for fp16"
+    )
     ratio: float | None = Field(None, description="compression of 8192 tokens, as the paper counts it")
     simulated: bool = Field(False, description="whether its codes are not packed but decoded at once")
     reason: str | None = Field(None, description="why there is no plan")

@@ -16,7 +16,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.received import BINS, watched_lags
 from aatc_cli.core.token_classes import Floats, RatedCodec, TokenClasses, token_classes
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.profiles import Recipe
+from aatc_cli.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

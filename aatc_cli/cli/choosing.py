@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from aatc_cli.artifacts.files import Run
     from aatc_cli.config import Budget
     from aatc_cli.evals.subjects import Subject
-    from aatc_cli.models.loading import ModelSource
-    from aatc_cli.profiles import ModelProfile, Recipe
+    from aatc_cli.methods.recipe import Recipe
+    from aatc_cli.models.source import ModelSource
+    from aatc_cli.profiles import ModelProfile
 
 
 def find_source(model: str | None, profile: str | None) -> tuple[ModelSource, ModelProfile | None]:
     """The model named by --model or, without it, by the profile; raises `UsageError` when neither names one."""
     from aatc_cli.errors import UsageError
-    from aatc_cli.models.loading import find_model
+    from aatc_cli.models.source import find_model
     from aatc_cli.profiles import load_model_profile
 
     found = load_model_profile(profile) if profile is not None else None

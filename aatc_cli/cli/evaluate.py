@@ -89,7 +89,7 @@ def _call(task: Task, values: dict[str, Any]) -> Call:
         cache=values.get("cache", "auto"),
     )
     run, recipes, budgets = Run(values["run"]), values.get("recipe"), values.get("budget")
-    named = {"recipes": tuple(recipes or ()), "budgets": tuple(budgets or ())}
+    named: dict[str, Any] = {"recipes": tuple(recipes or ()), "budgets": tuple(budgets or ())}
     model, profile = values.get("model"), values.get("profile")
     source_of_model = values["context_"].get_parameter_source("model")
     by_environment = source_of_model is not None and source_of_model.name == "ENVIRONMENT"

@@ -31,7 +31,8 @@ def inspect(
     from aatc_cli.artifacts.files import Run, open_plan
     from aatc_cli.cli.printing import print_inspection
     from aatc_cli.config import make_budget
-    from aatc_cli.stages import inspect as stage
+    from aatc_cli.stages.inspect import inspect_path
+    from aatc_cli.stages.inspecting.plan import inspect_plan
 
     found = None
     if profile is not None:
@@ -40,21 +41,22 @@ def inspect(
         found = load_model_profile(profile)
     if model is not None:
         from aatc_cli.models.loading import find_model
-        from aatc_cli.stages.inspect_model import inspect_model
+        from aatc_cli.stages.inspecting.model import inspect_model
 
         print_inspection(inspect_model(find_model(model), found), json)
     elif found is not None:
         from aatc_cli.profiles import load_recipe
+        from aatc_cli.stages.inspecting.profile import inspect_profile
 
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        print_inspection(stage.inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
+        print_inspection(inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
     elif plan is not None:
-        print_inspection(stage.inspect_plan(open_plan(plan), context), json)
+        print_inspection(inspect_plan(open_plan(plan), context), json)
     elif budget is not None or ratio is not None or size is not None:
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        print_inspection(stage.inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
+        print_inspection(inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
     else:
-        print_inspection(stage.inspect_path(path or run, context), json)
+        print_inspection(inspect_path(path or run, context), json)
 
 
 def report(

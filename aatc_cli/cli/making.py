@@ -137,7 +137,8 @@ def _default(field: FieldInfo) -> Any:
 
 def _annotation(name: str, field: FieldInfo) -> Any:
     """What typer makes an option of: the field's type, bounds and description."""
-    kind, metadata = field.annotation, list(field.metadata)
+    kind: Any = field.annotation
+    metadata = list(field.metadata)
     optional = get_origin(kind) in (Union, UnionType)
     if optional:
         kind = next(part for part in get_args(kind) if part is not type(None))
@@ -150,7 +151,7 @@ def _annotation(name: str, field: FieldInfo) -> Any:
     bounds = {"min": _bound(metadata, "ge"), "max": _bound(metadata, "le")} if kind in (int, float) else {}
     option = typer.Option("--" + name.replace("_", "-"), help=field.description, **bounds)
     if repeated:
-        return Annotated[list[kind] | None, option]  # type: ignore[valid-type]
+        return Annotated[list[kind] | None, option]
     return Annotated[kind | None, option] if optional else Annotated[kind, option]
 
 

@@ -145,7 +145,7 @@ def whiten(
         raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
     from aatc_cli.artifacts.files import Run
     from aatc_cli.cli.printing import print_artifact
-    from aatc_cli.profiles import transform_name
+    from aatc_cli.methods.recipe import transform_name
     from aatc_cli.stages.whiten import whiten as stage
 
     place = Run(run)
@@ -224,10 +224,10 @@ def allocate(
         print_json(facts)
         return
     rows = [
-        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_effective']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
+        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_packed']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
         for f in facts
     ]
-    print_table(f"plans (bytes at {tokens} tokens)", ["plan", "bits", "effective bits", "ratio", "digest"], rows)
+    print_table("plans", ["plan", "bits", "packed bits", f"ratio at {tokens:,} tokens", "digest"], rows)
 
 
 def _mixture(

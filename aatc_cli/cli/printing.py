@@ -10,7 +10,7 @@ import typer
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.console import print_json, print_table
 from aatc_cli.evals import Task
-from aatc_cli.stages.inspect import Inspection
+from aatc_cli.stages.inspecting.facts import Inspection
 
 
 def print_artifact(path: Path, digest: str, json: bool) -> None:

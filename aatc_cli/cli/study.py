@@ -101,4 +101,4 @@ def _print_cells(run: Run, result: StudyResult) -> None:
             score = cell_score(run.root, cell) if cell else None
             shown.append("" if cell is None else "missing" if score is None else score.text)
         rows.append([row.name, bits, *shown])
-    print_table(f"study {result.study}", ["method", "effective bits", *columns], rows)
+    print_table(f"study {result.study}", ["method", "packed bits", *columns], rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from rich.console import Console
@@ -21,6 +23,17 @@ def set_loudness(loudness: Loudness) -> None:
 def loudness() -> Loudness:
     """How much log is wanted: ``quiet`` is errors alone, ``verbose`` adds what `detail` says."""
     return _chosen[0]
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """While the block lasts nothing is logged: for stages that run as a step of something else."""
+    before = loudness()
+    set_loudness("quiet")
+    try:
+        yield
+    finally:
+        set_loudness(before)
 
 
 def say(message: str) -> None:

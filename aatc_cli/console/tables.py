@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -20,6 +20,8 @@ _WIDTH = 80
 _AROUND = 2
 # no path or name is shortened below this
 _SHORTEST = 24
+# a longer word in the midst of a table, a path mostly, is folded
+_LONGEST_WORD = 40
 _NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( ?[±/] ?[\d.,]+(e[-+]?\d+)?)*( ?[*%]| [a-zA-Z]{1,3})?")
 
 
@@ -43,15 +45,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     # a path in the title is copied from there: no line break in it
     console.print(title, soft_wrap=True)
     for part in _parts(columns, rows, width):
-        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
-        for index in part:
-            cells, numeric = [row[index] for row in rows], index > 0 and _numeric(rows, index)
-            table.add_column(
-                columns[index],
-                justify="right" if numeric else "left",
-                overflow="fold",
-                min_width=_least(columns[index], cells, numeric=numeric),
-            )
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for index, room in zip(part, _widths(columns, rows, part, width), strict=True):
+            justify: Literal["left", "right"] = "right" if _numeric(rows, index) else "left"
+            table.add_column(columns[index], justify=justify, overflow="fold", width=room)
         for row in rows:
             table.add_row(*(row[index] for index in part))
         console.print(table)
@@ -64,24 +61,42 @@ def _terminal_width() -> int:
 
 
 def _numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
-    """Whether a column holds numbers, with their errors and units, or nothing."""
-    return all(not row[index] or _NUMBER.fullmatch(row[index]) for row in rows)
+    """Whether a column holds numbers, with their errors and units, or nothing; the first one holds names."""
+    return index > 0 and all(not row[index] or _NUMBER.fullmatch(row[index]) for row in rows)
 
 
-def _least(name: str, cells: Sequence[str], *, numeric: bool) -> int:
-    """The narrowest that a column can be: its longest number, or the longest word of its text."""
-    longest = max((len(word) for word in name.split()), default=1)
-    parts = cells if numeric else [word for cell in cells for word in cell.split()]
-    return max([longest, *map(len, parts)])
+def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
+    """The narrowest that a column can be: its longest number, or the longest word of its text.
+
+    The first column, by which rows are found, is folded only where it is very wide.
+    """
+    cells = [row[index] for row in rows]
+    if _numeric(rows, index):
+        return max(map(len, [*columns[index].split(), *cells, "-"]))
+    longest = max(map(len, [*columns[index].split(), *(word for cell in cells for word in cell.split()), "-"]))
+    return max(longest, min(_widest(columns, rows, 0), _LONGEST_WORD)) if index == 0 else min(longest, _LONGEST_WORD)
+
+
+def _widest(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
+    """What a column takes when nothing in it is folded."""
+    return max(map(len, [columns[index], *(row[index] for row in rows)]))
 
 
 def _needed(columns: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
     """Characters that a table of the columns ``shown`` takes at least."""
-    widths = [
-        _least(columns[index], [row[index] for row in rows], numeric=index > 0 and _numeric(rows, index))
-        for index in shown
-    ]
-    return sum(widths) + _AROUND * (len(widths) + 1)
+    return sum(_least(columns, rows, index) for index in shown) + _AROUND * (len(shown) + 1)
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int) -> list[int]:
+    """Characters for each column: its least, and what is left over for those that want more, the most modest first."""
+    found = {index: _least(columns, rows, index) for index in shown}
+    left = max(width - _needed(columns, rows, shown), 0)
+    wanted = {index: _widest(columns, rows, index) - found[index] for index in shown}
+    for index in sorted(shown, key=lambda index: wanted[index]):
+        more = min(wanted[index], left)
+        found[index] += more
+        left -= more
+    return [found[index] for index in shown]
 
 
 def _without_folder(

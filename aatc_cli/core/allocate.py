@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from aatc_cli.config import MAX_BITS
+from aatc_cli.config import MAX_BITS, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.lloyd import DISTORTION, DISTORTION_UNIFORM
 from aatc_cli.core.token_classes import TokenClasses
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

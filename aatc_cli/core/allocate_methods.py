@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import (
     Allocation,
@@ -26,7 +27,7 @@ from aatc_cli.core.ranks import proportional_ranks, rounded_rank
 from aatc_cli.core.token_classes import TokenClasses
 from aatc_cli.core.token_rates import allocate_classes
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

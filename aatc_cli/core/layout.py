@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
 from aatc_cli.core.overheads import Overheads, method_overheads, nominal_widths
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 PLANES = (16, 8, 4, 2, 1)
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
@@ -186,15 +186,15 @@ class CacheLayout:
         """Compression ratio as the paper counts it: float16 cache over codes, scales, sinks and window."""
         return self.reference_bytes(tokens) / self.bytes(tokens)
 
-    def bits_effective(self, tokens: int) -> float:
-        """All live bytes as bits per cached number; 16 for the float16 cache."""
+    def bits_at(self, tokens: int) -> float:
+        """All live bytes at a context as bits per cached number; 16 for the float16 cache."""
         return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
 
     @property
     def bits_packed(self) -> float:
         """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.
 
-        What `bits_effective` tends to as the context grows; padding is that of whole flush blocks.
+        What `bits_at` tends to as the context grows; padding is that of whole flush blocks.
         """
         return self._bits_of_blocks(1)
 
@@ -213,7 +213,7 @@ class CacheLayout:
         total, static = self.bytes(tokens, batch), self.static_breakdown()
         reference = self.reference_bytes(tokens, batch)
         full = self.of_full_layers()
-        apart = {"ratio_full_layers": full.ratio(tokens), "bits_effective_full_layers": full.bits_effective(tokens)}
+        apart = {"ratio_full_layers": full.ratio(tokens), "bits_at_context_full_layers": full.bits_at(tokens)}
         return {
             "context": tokens,
             "batch": batch,
@@ -222,11 +222,18 @@ class CacheLayout:
             "bytes_static": sum(static.values()),
             "ratio": reference / total,
             "ratio_with_static": reference / (total + sum(static.values())),
-            "bits_effective": 16.0 * total / reference,
+            "bits_packed": self.bits_packed,
+            "bits_at_context": 16.0 * total / reference,
             "breakdown": self.breakdown(tokens, batch),
             "breakdown_static": static,
             **(apart if self.geometry.sliding_layers else {}),
         }
+
+    def recorded(self, tokens: int) -> dict[str, object]:
+        """`summary` under the names of version 2 of a plan's manifest, which its digest covers."""
+        old = {"bits_at_context": "bits_effective", "bits_at_context_full_layers": "bits_effective_full_layers"}
+        parts = self.summary(tokens)
+        return {old.get(name, name): value for name, value in parts.items() if name != "bits_packed"}
 
 
 def exact_row_bytes(geometry: Geometry, window: Window) -> int:

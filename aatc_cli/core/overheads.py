@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.ranks import rounded_rank
 from aatc_cli.core.signposts import outlier_count
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 HALF = 2  # bytes of a float16 scale, minimum, norm or outlier
 INDEX = 4  # bytes of an outlier's place, as the original's sparse matrices have it

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import Side
 from aatc_cli.core.layout import CacheLayout, SiteWidths
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 THRESHOLD_BYTES = 4  # float32
 _MANY_BLOCKS = 1 << 16

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import (
     Allocation,
@@ -25,7 +26,7 @@ from aatc_cli.core.allocate import (
     reverse_waterfill,
 )
 from aatc_cli.core.token_classes import TokenClasses
-from aatc_cli.profiles import HeadGroups, Recipe
+from aatc_cli.methods.recipe import Recipe
 
 
 def allocate_classes(

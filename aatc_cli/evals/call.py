@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aatc_cli.artifacts.files import Run
 from aatc_cli.evals.subjects import EvalOptions, Subject
-from aatc_cli.models.loading import ModelSource
+from aatc_cli.models.source import ModelSource
 from aatc_cli.profiles import ModelProfile
 
 

@@ -25,7 +25,8 @@ def read_result(path: Path) -> Measurement:
     except (OSError, ValueError, RecursionError):
         task = None
     # what is of no task, the reader of evaluations on text refuses in its own words
-    return read_measurement(path, task.part("result", "Result") if task else Evaluation)
+    kind: type[Measurement] = task.part("result", "Result") if task else Evaluation
+    return read_measurement(path, kind)
 
 
 def result_tables(result: Measurement) -> list[Rows]:

@@ -16,10 +16,10 @@ from aatc_cli.core.codec import CastCodec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.method_codecs import method_codecs
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
-from aatc_cli.profiles import Recipe
 
 CacheChoice = Literal["auto", "packed", "fused", "simulated"]
 
@@ -74,6 +74,7 @@ def origin_of(subject: Subject | None, identity: ModelIdentity, options: EvalOpt
         "tokenizer_hash": identity.tokenizer_hash,
         "plan": plan.artifact.manifest.digest if plan else None,
         "bits": plan.mean_bits if plan else 16.0,
+        "bits_packed": plan.layout.bits_packed if plan else 16.0,
         "device": device_name(options.device),
         "dtype": str(pick_dtype(options.device, options.dtype)).removeprefix("torch."),
         "versions": versions(),

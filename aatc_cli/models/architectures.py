@@ -7,10 +7,13 @@ or its positions something that no shape betrays. Every entry is compared with t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aatc_cli.core.rope import RopeStyle
 from aatc_cli.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    # the list of architectures is printed without loading torch
+    from aatc_cli.core.rope import RopeStyle
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from aatc_cli.artifacts.artifact import ModelIdentity, TextRecord
 from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.stability.result import Result as StabilityResult
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.report.study_data import StudyView
 
 # the context at which the paper counts bytes; every report states it beside the evaluations' own

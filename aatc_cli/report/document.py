@@ -24,9 +24,10 @@ HOW_TO_READ = (
     "after ± is one standard error over windows; windows of one text are not fully independent, so read a difference "
     "of one or two standard errors as a tie. Ratios and bytes are computed by the byte law from the widths (codes, "
     "padding, scales and what else a method keeps, sinks, recent window), not read from an allocator, and the static "
-    "matrices are stated apart. Effective bits count all of those bytes at the evaluation's own context, so short "
-    "windows look less compressed than long ones at the same widths; in tables of studies they count packed tokens "
-    "alone, without sinks and window, and hold at any context."
+    "matrices are stated apart. Packed bits are what a number of a packed token takes with all that goes with it, "
+    "without sinks and window, at any context; bits at N tokens count all bytes of the cache there, so that short "
+    "windows look "
+    "less compressed than long ones at the same widths."
 )
 
 
@@ -91,7 +92,7 @@ def _quality(data: ReportData) -> Section:
     text = (
         "The lowest KL of each budget is in bold. One table holds one text, window length and first position."
         if found
-        else "No evaluation of quality in this run: aatc eval --task kl"
+        else "No evaluation of quality in this run: aatc eval kl"
     )
     return Section("quality", "Quality", (text,), tables=found)
 
@@ -100,12 +101,10 @@ def _quality_figure(data: ReportData) -> Section:
     title = "Quality against memory"
     panels = series.quality_series(quality_groups(data.evaluations))
     if not panels:
-        return Section("curve", title, ("No KL of a compressed cache in this run: aatc eval --task kl",))
+        return Section("curve", title, ("No KL of a compressed cache in this run: aatc eval kl",))
     references = {number(panel.reference) for panel in panels if panel.reference is not None}
     fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
-    caption = (
-        f"KL against all bytes of the cache as bits per cached number; bars are one standard error over windows.{fp16}"
-    )
+    caption = f"KL against packed bits; bars are one standard error over windows.{fp16}"
     return Section("curve", title, figures=(FigureBlock((figures.quality_figure(panels),), caption),))
 
 
@@ -146,7 +145,7 @@ def _distortion(data: ReportData) -> Section:
     title = "Predicted against measured distortion"
     groups = distortion_groups(data.evaluations)
     if not groups:
-        return Section("distortion", title, ("No distortion evaluation in this run: aatc eval --task distortion",))
+        return Section("distortion", title, ("No distortion evaluation in this run: aatc eval distortion",))
     scatters = series.scatter_series(groups)
     caption = (
         "Mean squared error of each layer's attention output relative to the output, one side quantized at a time; "

@@ -15,10 +15,10 @@ _CAUSE_COLOURS = (SERIES[0], SERIES[1], SERIES[4], SERIES[3], MUTED, REST)
 _SIDE_NAME = {"k": "keys", "v": "values"}
 
 
-def quality_figure(panels: Sequence[QualityPanel], name: str = "quality", what: str = "cached number") -> str:
-    """KL (log) against effective bits with standard errors: a panel per protocol, a line per recipe.
+def quality_figure(panels: Sequence[QualityPanel], name: str = "quality") -> str:
+    """KL (log) against packed bits with standard errors: a panel per protocol, a line per recipe.
 
-    ``name`` prefixes the ids of the figure; ``what`` the bits are counted per.
+    ``name`` prefixes the ids of the figure.
     """
     recipes = list(dict.fromkeys(line.recipe for panel in panels for line in panel.lines))
 
@@ -34,7 +34,7 @@ def quality_figure(panels: Sequence[QualityPanel], name: str = "quality", what: 
                 )
             ax.set_yscale("log", nonpositive="clip")
             log_axis(ax.yaxis)
-            ax.set(title=panel.title, xlabel=f"effective bits per {what}", ylabel="KL (nats per token)")
+            ax.set(title=panel.title, xlabel="packed bits per number", ylabel="KL (nats per token)")
         legend(figure, axes)
 
     return draw(name, FULL_WIDTH, 0.4 + 3.0 * rows_of_panels(len(panels)), paint)

@@ -15,7 +15,7 @@ from aatc_cli.report.tables import CAUSES, causes, number, size
 
 @dataclass(frozen=True)
 class Line:
-    """KL of one recipe over effective bits, rising in x. ``error`` is None where there was a single window."""
+    """KL of one recipe over packed bits, rising in x. ``error`` is None where there was a single window."""
 
     recipe: str
     x: tuple[float, ...]
@@ -80,8 +80,8 @@ def quality_series(groups: Sequence[QualityGroup]) -> list[QualityPanel]:
             kl = row.value("kl_mean")
             if row.any.budget is None:
                 reference = kl if reference is None else reference
-            elif kl is not None and kl > 0:
-                measured.setdefault(row.any.recipe, []).append((row.any.bits_effective, kl, row.value("kl_stderr")))
+            elif kl is not None and kl > 0 and row.any.bits_packed is not None:
+                measured.setdefault(row.any.recipe, []).append((row.any.bits_packed, kl, row.value("kl_stderr")))
         lines = []
         for recipe in sorted(measured, key=paper_first):
             x, y, error = zip(*sorted(measured[recipe], key=lambda point: point[:2]), strict=True)

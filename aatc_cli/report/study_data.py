@@ -64,6 +64,6 @@ def score_figure(rows: list[BenchmarkRow]) -> Figure | None:
 
 
 def title_of(row: StudyRow) -> str:
-    """What a row is called in tables: label, budget (after @ effective bits that were asked for), kind of cache."""
+    """What a row is called in tables: label, budget (after @ packed bits that were asked for), kind of cache."""
     bits = "" if row.asked is None else f" {'@' if row.matched else ''}{row.asked:g}"
     return f"{row.label}{bits}{' (simulated)' if row.simulated else ''}"

@@ -1,4 +1,4 @@
-"""The figures of a study: KL against effective bits, scores against bits, scores against context."""
+"""The figures of a study: KL against packed bits, scores against bits, scores against context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScorePanel:
 
 
 def kl_panels(view: StudyView) -> list[QualityPanel]:
-    """KL of every method over its effective bits: a panel per text and windows, where a method has two points."""
+    """KL of every method over its packed bits: a panel per text and windows, where a method has two points."""
     found: dict[Protocol, dict[str, list[tuple[float, Figure]]]] = {}
     references: dict[Protocol, float] = {}
     rows = {row.name: row for row in view.result.rows}

@@ -13,7 +13,7 @@ def study_section(view: StudyView) -> Section:
     """Everything the study's cells give; in words how many are missing."""
     result, name = view.result, f"study-{view.result.study}".replace(".", "-")
     missing = sum(cell.file is None for cell in result.cells)
-    command = f"aatc eval --study {result.study}"
+    command = f"aatc study {result.study}"
     state = (
         f"All {len(result.cells)} cells are there"
         if not missing
@@ -34,8 +34,8 @@ def _figures(view: StudyView, name: str) -> list[FigureBlock]:
     if panels := study_figures.kl_panels(view):
         references = {number(panel.reference) for panel in panels if panel.reference is not None}
         fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
-        drawn = quality_figure(panels, f"{name}-kl", "packed number")
-        caption = f"KL against effective bits; bars are one standard error.{fp16}"
+        drawn = quality_figure(panels, f"{name}-kl")
+        caption = f"KL against packed bits; bars are one standard error.{fp16}"
         found.append(FigureBlock((drawn,), caption, f"{name}-kl"))
     if scores := study_figures.sweep_panels(view):
         drawn = study_figures.score_figure(scores, f"{name}-bits", "bits per channel")

@@ -1,4 +1,4 @@
-"""The tables of a study: KL and perplexity by effective bits, the main table, scores by subtask."""
+"""The tables of a study: KL and perplexity by packed bits, the main table, scores by subtask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIE_NOTE = (
     "where both saw the same samples and those are kept, else from both errors."
 )
 RATE_NOTE = (
-    "Effective bits: what a number of a packed token takes with scales, padding and all else that goes with it; rows "
+    "Packed bits: what a number of a packed token takes with scales, padding and all else that goes with it; rows "
     "are grouped, and the best found, by their nearest half bit."
 )
 SIMULATED_NOTE = "simulated: codes are decoded at once into an ordinary cache; bytes are the byte law's."
@@ -56,7 +56,7 @@ def window_tables(view: StudyView) -> list[Table]:
 
 
 def rate_of(row: StudyRow) -> float:
-    """The group a row is compared in: its effective bits to the nearest half bit."""
+    """The group a row is compared in: its packed bits to the nearest half bit."""
     return math.floor(2 * (row.bits_packed or 0.0) + 0.5) / 2
 
 
@@ -80,8 +80,8 @@ def _window_table(view: StudyView, cells: Sequence[StudyCell], protocol: Protoco
             if rate_of(row) == rate and row.budget is not None and row.name in figures
         }
         marks |= _marks(members, min)
-    whole = f"at {cells[0].length} tokens"
-    columns = ("method", "bits", "effective bits", whole, "KL (nats)", "top-1", "ΔNLL", "perplexity")
+    whole = f"bits at {cells[0].length} tokens"
+    columns = ("method", "bits", "packed bits", whole, "KL (nats)", "top-1", "ΔNLL", "perplexity")
     lines, rules = [], set()
     for index, row in enumerate(rows):
         e = shown[row.name]
@@ -96,7 +96,7 @@ def _window_table(view: StudyView, cells: Sequence[StudyCell], protocol: Protoco
                 Cell(title_of(row)),
                 Cell(number(row.bits)),
                 Cell(number(row.bits_packed)),
-                Cell(number(e.bits_effective)),
+                Cell(number(e.bits_at_context)),
                 Cell(spread(e.kl_mean, e.kl_stderr) + ("" if perplexity else tie), strong and not perplexity),
                 Cell(percent_with_error(e.top1, e.top1_stderr)),
                 Cell(signed(None if nll is None or reference is None else nll - reference)),
@@ -206,7 +206,7 @@ def _score_table(view: StudyView, caption: str, columns: Sequence[Column]) -> Ta
     if bracketed and view.published:
         notes.append(f"In brackets: {view.published.source}.")
     notes += [f"({place}) {reason}" for reason, place in footnotes.items()]
-    titles = ("method", "effective bits", "Comp. at 8192", *(column.title for column in columns))
+    titles = ("method", "packed bits", "ratio at 8192 tokens", *(column.title for column in columns))
     return Table(caption, titles, tuple(lines), tuple(notes))
 
 

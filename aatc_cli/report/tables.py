@@ -112,8 +112,9 @@ def _quality_cells(row: QualityRow, *, strong: bool, stale: bool) -> dict[str, C
     texts = {
         "recipe": row.label + (" †" if stale else ""),
         "bits": number(e.bits),
-        "effective bits": number(e.bits_effective),
-        "ratio": f"{number(e.ratio)}x",
+        "packed bits": number(e.bits_packed),
+        f"bits at {e.context} tokens": number(e.bits_at_context),
+        f"ratio at {e.context} tokens": f"{number(e.ratio)}x",
         "KL (nats)": spread(row.value("kl_mean"), row.value("kl_stderr")),
         "KL p99": number(row.value("kl_p99")),
         "top-1": percent_with_error(row.value("top1"), row.value("top1_stderr")),
@@ -198,7 +199,7 @@ def distortion_table(group: DistortionGroup) -> Table:
 
 def bytes_table(plans: Sequence[PlanView], context: int) -> Table:
     """Live bytes of every plan at ``context`` tokens by cause, the ratio to float16, and the static bytes."""
-    columns = ("plan", *CAUSES.values(), "total", "ratio", "effective bits", "static")
+    columns = ("plan", *CAUSES.values(), "total", "ratio", f"bits at {context} tokens", "static")
     rows = []
     for plan in plans:
         parts = causes(plan.layout, context)
@@ -209,7 +210,7 @@ def bytes_table(plans: Sequence[PlanView], context: int) -> Table:
                 *(size(parts[cause]) for cause in CAUSES),
                 size(plan.layout.bytes(context)),
                 f"{number(plan.layout.ratio(context))}x",
-                number(plan.layout.bits_effective(context)),
+                number(plan.layout.bits_at(context)),
                 size(static),
             )
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aatc_cli.config import Window
+from aatc_cli.config import HeadGroups, Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import Codec, TransformCodec
 from aatc_cli.core.layout import CacheLayout
@@ -20,7 +20,6 @@ from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
 from aatc_cli.models.layer_kinds import rope_switch
 from aatc_cli.models.refusals import check_model
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.batch import CacheSpec
 from aatc_cli.runtime.cache import CompressedState
 from aatc_cli.runtime.site import SiteCodec

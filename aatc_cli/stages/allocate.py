@@ -12,7 +12,7 @@ from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, open
 from aatc_cli.artifacts.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
 from aatc_cli.artifacts.token_plans import load_classes, require_classes, write_classes
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import MAX_BITS, Budget, Geometry, Window
+from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies, require_blocks
@@ -20,7 +20,8 @@ from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.profiles import HeadGroups, Recipe, dump
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import dump
 from aatc_cli.stages.method_tables import load_tables
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -231,7 +232,7 @@ def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe
                 "head_groups": dump(layout.groups),
                 "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                 "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.summary(budget.context or _CONTEXT),
+                "layout": layout.recorded(budget.context or _CONTEXT),
                 **classes,
             },
             provenance={"versions": versions()},

@@ -19,7 +19,7 @@ from aatc_cli.core.signposts import normalized, outlier_count, place_signposts, 
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import encode as encode_latents
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.profiles import Recipe
+from aatc_cli.methods.recipe import Recipe
 
 # widths for which signposts are placed, and the share of values that KVQuant leaves to its sparse part
 SIGNPOST_WIDTHS = (1, 2, 3, 4)

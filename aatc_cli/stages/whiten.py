@@ -14,7 +14,7 @@ from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, requ
 from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats, write_site
 from aatc_cli.artifacts.token_plans import received_lags
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import Settings
+from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -24,8 +24,9 @@ from aatc_cli.core.token_classes import received_table
 from aatc_cli.core.transform import GroupTransform, eigenbasis, group_moments, identity, loss_metric, whitening
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.methods.recipe import GroupChoice, chosen_groups, transform_name
 from aatc_cli.models.placement import find_device
-from aatc_cli.profiles import GroupChoice, HeadGroups, dump, transform_name
+from aatc_cli.profiles import dump
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
 
@@ -76,7 +77,7 @@ def whiten(
             f"{basis.path} holds no loss gradients, which the {transform} transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
-    chosen = HeadGroups.chosen(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
+    chosen = chosen_groups(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
     settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile, shrinkage=shrinkage)
     inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
     target = run.transform(transform_name(transform, key_groups, value_groups))

@@ -30,7 +30,7 @@ class StudyMethod(Settings):
 
     recipe: str = Field(description="a recipe's name or the path of a .toml file")
     budgets: tuple[_Bits, ...] = Field((), strict=False, description="bits per channel, as for allocate --budget")
-    effective: tuple[_Bits, ...] = Field(
+    packed: tuple[_Bits, ...] = Field(
         (), strict=False, description="bits that a number of a packed token takes with all that goes with it"
     )
     label: str | None = Field(None, description="what the report calls it; the recipe's name unless given")

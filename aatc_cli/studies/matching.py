@@ -1,4 +1,4 @@
-"""Budgets at which a recipe comes to given effective bits, by the byte law of the plans themselves."""
+"""Budgets at which a recipe comes to given packed bits, by the byte law of the plans themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aatc_cli.artifacts.files import load_energies
 from aatc_cli.config import MAX_BITS, Budget
 from aatc_cli.core.allocate import Energies
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import Recipe
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.stages.allocate import derive
 
 # budgets are tried in thousandths of a bit, and one that comes this near is near enough
@@ -35,7 +35,7 @@ class Matcher:
         return cls(transform, recipe, load_energies(transform))
 
     def budget(self, target: float) -> Budget:
-        """The budget whose plan comes nearest to ``target`` effective bits of packed tokens (`bits_packed`).
+        """The budget whose plan comes nearest to ``target`` packed bits (`bits_packed`).
 
         A recipe of one width takes the nearest of its widths, wherever that is; others are searched by bisection,
         which finds the nearest where bits rise with the budget. Raises `AatcError` when none is within a quarter bit,
@@ -53,7 +53,7 @@ class Matcher:
             raise self.refusal
         best = min(found, key=lambda step: (abs(found[step] - target), step))
         if self.recipe.allocator != "one-width" and abs(found[best] - target) > _TOO_FAR:
-            problem = f"recipe {self.recipe.name} comes no nearer to {target:g} effective bits than {found[best]:.3f}"
+            problem = f"recipe {self.recipe.name} comes no nearer to {target:g} packed bits than {found[best]:.3f}"
             raise AatcError(problem, "leave this rate out for it")
         return Budget(unit="bits", value=best / _GRID)
 
@@ -77,7 +77,7 @@ class Matcher:
         self._bits(high)
 
     def _bits(self, step: int) -> float | None:
-        """Effective bits of the plan at ``step`` thousandths; None where the recipe cannot take that budget."""
+        """Packed bits of the plan at ``step`` thousandths; None where the recipe cannot take that budget."""
         if step not in self.known:
             try:
                 _, layout, _ = derive(

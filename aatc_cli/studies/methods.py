@@ -13,8 +13,9 @@ from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.quantized import QuantizedCacheCodec
-from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.definition import Study, StudyMethod
@@ -44,7 +45,7 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
         if name not in named:
             raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
     for method, recipe in found:
-        if (recipe.allocator == "none") == bool(method.budgets or method.effective):
+        if (recipe.allocator == "none") == bool(method.budgets or method.packed):
             needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
             raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
     return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
@@ -54,7 +55,7 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
 class Methods:
     """Makes entrants of a study's methods in ``run``; one matcher serves all rates of a recipe.
 
-    ``known``: rows of an earlier call, whose budgets for effective bits are taken over while their plans hold.
+    ``known``: rows of an earlier call, whose budgets for packed bits are taken over while their plans hold.
     ``force`` makes plans anew.
     """
 
@@ -92,7 +93,7 @@ class Methods:
                 plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
             )
             return
-        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.effective]
+        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.packed]
         for value, matched in wanted:
             name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
             asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
@@ -114,7 +115,7 @@ class Methods:
             yield Entrant(row.model_copy(update=update), place, subject)
 
     def _subject(self, place: Run, recipe: Recipe, row: StudyRow) -> Subject:
-        """The plan at a budget, or at the budget that comes to these effective bits, with the Transform it needs."""
+        """The plan at a budget, or at the budget that comes to these packed bits, with the Transform it needs."""
         assert row.asked is not None
         transform = place.transform(recipe.transform_name)
         if not transform.exists():

@@ -24,7 +24,7 @@ from aatc_cli.evals import Task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.offline_speed.settings import Settings
-from aatc_cli.evals.speed.result import REFERENCE, SpeedRow
+from aatc_cli.evals.speed.result import REFERENCE, SpeedRow, draft_of_profile
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.evals.subjects import EvalOptions, device_name
@@ -141,7 +141,7 @@ def offline_speed(task: Task, call: Call, settings: Settings) -> list[SpeedResul
         "threads": torch.get_num_threads(),
         "versions": {name: versions()[name] for name in ("aatc", "torch", "transformers")},
     }
-    draft = SpeedResult.model_construct(recipe="offline-stages", protocol=protocol)
+    draft = draft_of_profile("offline-stages", None, protocol, None)
     found = already(call.run.evals, draft, force=options.force)
     if found is not None:
         say(f"eval: speed of the offline stages of {profile.name} is there already, nothing to do")

@@ -19,7 +19,8 @@ from aatc_cli.evals.stability.measure import Calibrated, measure
 from aatc_cli.evals.stability.result import Result
 from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import Subject
-from aatc_cli.profiles import Recipe, load_recipe
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.whiten import whiten
 

@@ -115,7 +115,7 @@ def test_tables_for_people(aatc: Any, collect: Any, tmp_path: Path) -> None:
     assert stats.out == f"{run / 'stats'} {digest}\n"
     assert aatc("whiten", "--run", run).out.startswith(f"{run / 'transforms' / 'whiten'} ")
     out = aatc("allocate", "--run", run, "--budget", 3).out
-    assert "effective bits" in out
+    assert "packed bits" in out
     plan = open_plan(run / "plans" / "paper-3")
     assert plan.artifact.manifest.digest[:12] in out
     out = aatc("inspect", "--run", run, "--recipe", "paper", "--budget", 3).out

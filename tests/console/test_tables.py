@@ -86,4 +86,4 @@ def test_text_is_folded_between_words(table: Any) -> None:
 
 
 def test_without_rows_there_are_names(table: Any) -> None:
-    assert table(["a", "b"], [])[:2] == ["title", "  a  b"]
+    assert table(["a", "b"], [])[:2] == ["title", " a  b"]

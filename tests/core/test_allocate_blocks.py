@@ -7,10 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from aatc_cli.config import HeadGroups
 from aatc_cli.core.allocate import SiteEnergy, allocate, channel_blocks, normalized_energy
 from aatc_cli.core.lloyd import DISTORTION_UNIFORM
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import load_recipe
 
 SIDES = ("k", "v")
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from aatc_cli.core.allocate import SiteEnergy, allocate, channel_curves, normalized_energy
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import Protection, Recipe, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import load_recipe
 
 
 def joint(**changes) -> Recipe:

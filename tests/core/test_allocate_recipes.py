@@ -11,7 +11,8 @@ import pytest
 
 from aatc_cli.core.allocate import SiteEnergy, allocate, normalized_energy
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import Protection, Recipe, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "allocation.json"
 GOLDEN_CASES = [

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, SiteWidths, exact_slots, fp16_bytes, packed_tokens, plane_counts
-from aatc_cli.profiles import HeadGroups, load_model_profile
+from aatc_cli.profiles import load_model_profile
 
 PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)
 SMALL = Geometry(layers=2, heads=4, kv_heads=2, head_dim=6, hidden_size=24)
@@ -66,7 +66,7 @@ def test_papers_compression_ratios_at_8192_tokens(name, bits, ratio):
     profile = load_model_profile(name)
     layout = CacheLayout.nominal(profile.geometry, PAPER_WINDOW, HeadGroups.both(profile.head_groups), bits)
     assert layout.ratio(8192) == pytest.approx(ratio, rel=0.03)
-    assert layout.bits_effective(8192) == pytest.approx(16 / ratio, rel=0.03)
+    assert layout.bits_at(8192) == pytest.approx(16 / ratio, rel=0.03)
 
 
 def test_papers_megabytes():
@@ -208,7 +208,7 @@ def test_short_contexts_are_the_float16_cache():
     layout = CacheLayout.nominal(SMALL, PAPER_WINDOW, ONE, 2.0)
     for tokens in (1, 4, 132):
         assert layout.ratio(tokens) == 1.0
-        assert layout.bits_effective(tokens) == 16.0
+        assert layout.bits_at(tokens) == 16.0
     assert layout.ratio(133) < 1.0  # the first block is stored beside a window that stays allocated
     # two bytes of token scale beside three of codes: 24 / 5 at most
     assert 4.7 < layout.ratio(200_000) < 4.8

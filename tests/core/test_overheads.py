@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe
+from aatc_cli.profiles import load_model_profile, load_recipe
 
 # 2 layers, 4 kv heads of 32: C = 128
 GEOMETRY = Geometry(layers=2, heads=8, kv_heads=4, head_dim=32, hidden_size=256)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import SiteEnergy, allocate, reverse_waterfill
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, packed_tokens
@@ -20,7 +20,7 @@ from aatc_cli.core.token_classes import TokenClasses, received_table, token_clas
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.core.token_rates import allocate_classes
 from aatc_cli.errors import AatcError
-from aatc_cli.profiles import HeadGroups, load_recipe
+from aatc_cli.profiles import load_recipe
 
 RECIPE = load_recipe("loss-aware-tokens")
 ONE = HeadGroups.both(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -69,7 +70,7 @@ def evaluation(**changes) -> Evaluation:
         "model": "m",
         "plan": "p",
         "bits": 2.0,
-        "bits_effective": 3.0,
+        "bits_at_context": 3.0,
         "ratio": 5.3,
         "context": 64,
         "text": "a b:c",
@@ -102,3 +103,16 @@ def test_evaluations_survive_a_round_trip_and_refuse_damage(tmp_path):
         path.write_text(broken)
         with pytest.raises(ArtifactError, match=r"evaluation|cannot be read"):
             read_evaluation(path)
+
+
+def test_older_files_called_the_bits_at_a_context_otherwise(tmp_path):
+    path = tmp_path / "kl.paper-2.a-b-c.64-8.json"
+    old = evaluation().model_dump(mode="json", exclude={"bits_at_context", "bits_packed"})
+    old |= {"schema_version": 1, "bits_effective": 3.25}
+    path.write_text(json.dumps(old))
+    found = read_evaluation(path)
+    assert (found.bits_at_context, found.bits_packed) == (3.25, None)
+    # the name of today's version is not that of the older ones, and the other way round
+    path.write_text(json.dumps(old | {"schema_version": 3}))
+    with pytest.raises(ArtifactError):
+        read_evaluation(path)

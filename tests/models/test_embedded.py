@@ -80,7 +80,7 @@ def test_another_tokenizer_than_gemmas_is_refused(monkeypatch, tmp_path, kind, m
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from aatc_cli.models import loading
+    from aatc_cli.models import tokenizer
 
     pieces = sorted(set("The quick brown fox, 12345 times:\n\n\tnaïve 世界!a"))
     made = {
@@ -88,8 +88,9 @@ def test_another_tokenizer_than_gemmas_is_refused(monkeypatch, tmp_path, kind, m
         "BPE": models.BPE({piece: at for at, piece in enumerate(pieces)}, []),
     }
     raw = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(made[kind]))
-    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: raw)
-    monkeypatch.setattr(loading, "load_config", lambda source: SimpleNamespace(model_type=model_type))
+    monkeypatch.setattr(tokenizer.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: raw)
+    kind_only = SimpleNamespace(model_type=model_type)
+    monkeypatch.setattr(tokenizer.AutoConfig, "from_pretrained", lambda *args, **kwargs: kind_only)
     (tmp_path / "m.gguf").touch()
     source = find_model(str(tmp_path / "m.gguf"))
     if not refused:

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.artifact import digest_of
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import geometry_of
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 from aatc_cli.runtime.session import compressed
 

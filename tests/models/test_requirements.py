@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aatc_cli.errors import AatcError
-from aatc_cli.models import loading, requirements
+from aatc_cli.models import attempt, loading, requirements, tokenizer
 from aatc_cli.models.loading import find_model, load_config
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,11 +80,11 @@ def test_an_absent_package_of_the_loader_is_named(monkeypatch, tmp_path, package
         raise ImportError("Loading this needs a package.\nSee https://example.org")
 
     monkeypatch.setattr(loading.AutoConfig, "from_pretrained", fail)
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(attempt, "find_spec", lambda name: None if name == package else object())
     with pytest.raises(AatcError, match=rf"cannot load m\.gguf without {package}$") as caught:
         load_config(find_model(str(file)))
     assert caught.value.hint == f"pip install {package}"
-    monkeypatch.setattr(loading, "find_spec", lambda name: object())
+    monkeypatch.setattr(attempt, "find_spec", lambda name: object())
     with pytest.raises(AatcError, match=r"cannot load m\.gguf: Loading this needs a package\.$"):
         load_config(find_model(str(file)))
 
@@ -101,6 +101,6 @@ def test_a_failed_import_below_the_loader_is_named(monkeypatch, tiny_llama):
         import sentencepiece  # noqa: F401
 
     monkeypatch.setattr(builtins, "__import__", fail)
-    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", load)
+    monkeypatch.setattr(tokenizer.AutoTokenizer, "from_pretrained", load)
     with pytest.raises(AatcError, match=r"without sentencepiece$"):
         loading.load_tokenizer(find_model(str(tiny_llama)))

@@ -222,7 +222,7 @@ def damage(draw: random.Random, kind: str, path: Path, elsewhere: Path) -> tuple
             record.write_text(json.dumps(raw), encoding="utf-8")
         return f"{what}{', signed' * signed}", "same" if not signed else "refuse" if fatal else "any"
     if draw.random() < 0.1:
-        raw["schema_version"] = draw.choice((0, 3, 99, "2", 2.0, None, True, -1))
+        raw["schema_version"] = draw.choice((0, 4, 99, "2", 2.0, None, True, -1))
         what, may = f"schema version {raw['schema_version']!r}", "refuse"
     else:
         what = damage_record(draw, raw)

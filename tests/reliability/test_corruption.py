@@ -30,8 +30,9 @@ from aatc_cli.artifacts.files import (
 )
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.profiles import ModelProfile, Recipe, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.profiles import ModelProfile, load_model_profile, load_recipe, profiles_dir
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 from aatc_cli.runtime.session import compressed
 
@@ -97,14 +98,14 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def shelf(base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from aatc_cli.evals.subjects import EvalOptions, Subject
-    from aatc_cli.stages.evaluate import EvalSettings, evaluate
+    from evaluating import measured
+
+    from aatc_cli.evals.subjects import Subject
 
     run = Path(shutil.copytree(base_run, tmp_path_factory.mktemp("shelf") / "run"))
     plan = open_plan(run / "plans" / "paper-3")
-    settings = EvalSettings("kl", length=160, limit=1)
     source = find_model(str(tiny_llama))
-    evaluate(Run(run), source, [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
+    measured("kl", Run(run), tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=160, limit=1)
     model = load_model(source, dtype="bfloat16")
     with compressed(model, load_codecs(plan, transform_of(plan), "cpu"), plan.recipe.window) as session:
         cache = session.new_cache()

@@ -17,13 +17,14 @@ import torch
 from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
 from aatc_cli.artifacts.files import Run, load_energies, write_site
-from aatc_cli.config import Budget, Geometry
+from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.profiles import HeadGroups, Protection, Recipe, load_recipe
+from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.profiles import load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
@@ -109,7 +110,8 @@ def evaluation(name: str, bits: float | None, kl: float, plan: str | None = None
         "model": "tiny/model",
         "plan": plan,
         "bits": bits or 16.0,
-        "bits_effective": 16.0 if bits is None else bits + 0.87,
+        "bits_packed": 16.0 if bits is None else bits + 0.12,
+        "bits_at_context": 16.0 if bits is None else bits + 0.87,
         "ratio": 1.0 if bits is None else 16 / (bits + 0.87),
         "context": 1024,
         "text": TEXT,
@@ -295,8 +297,9 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     assert paper["KL (nats)"] == "0.0456 ± 0.00228"
     assert paper["KL p99"] == "0.502"
     assert paper["top-1"] == "95.4 %"
-    assert paper["effective bits"] == "2.87"
-    assert paper["ratio"] == "5.57x"
+    assert paper["packed bits"] == "2.12"
+    assert paper["bits at 1024 tokens"] == "2.87"
+    assert paper["ratio at 1024 tokens"] == "5.57x"
     assert paper["NLL (nats)"] == "3.26 ± 0.0707"
     assert paper["ΔNLL"] == "+0.0456"
     assert paper["perplexity"] == "25.9 ± 1.83"
@@ -432,15 +435,15 @@ def test_evaluations_alone_say_what_is_missing(tmp_path: Path) -> None:
     write_evaluation(run.evals, evaluation("fp16", None, 1e-8))
     text = make_report(run).markdown.read_text("utf-8")
     assert text.count("No plan in this run: aatc allocate --budget 2.5") == 3
-    assert "No distortion evaluation in this run: aatc eval --task distortion" in text
-    assert "No KL of a compressed cache in this run: aatc eval --task kl" in text
+    assert "No distortion evaluation in this run: aatc eval distortion" in text
+    assert "No KL of a compressed cache in this run: aatc eval kl" in text
 
 
 def test_plans_alone_say_what_is_missing(tmp_path: Path) -> None:
     run, model = Run(tmp_path), identity()
     add_plan(run, model, recipe("paper"), 2.0, add_transform(run, model))
     text = make_report(run).markdown.read_text("utf-8")
-    assert "No evaluation of quality in this run: aatc eval --task kl" in text
+    assert "No evaluation of quality in this run: aatc eval kl" in text
     assert "No plan" not in text
     # a transform made anew is not the one the plan was made from
     add_transform(run, model, seed=1)
@@ -468,7 +471,7 @@ def test_quality_lines_are_the_evaluations(data: ReportData) -> None:
     panels = series.quality_series(quality_groups(data.evaluations))
     first = panels[0]
     assert [line.recipe for line in first.lines] == ["paper", "var-only"]
-    assert first.lines[0].x == pytest.approx((2.87, 4.87))
+    assert first.lines[0].x == pytest.approx((2.12, 4.12))
     assert first.lines[0].y == (KL["paper", 2.0], KL["paper", 4.0])
     assert first.lines[0].error == pytest.approx((0.00228, 0.0000615))
     assert first.reference == 3.4e-8

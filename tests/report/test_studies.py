@@ -13,10 +13,10 @@ import pytest
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
 from aatc_cli.artifacts.files import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
-from aatc_cli.profiles import HeadGroups, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.profiles import load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report import study_figures, study_tables
 from aatc_cli.report.compare import Figure, tied
 from aatc_cli.report.published import published_for, read_published
@@ -97,7 +97,7 @@ def made(tmp_path_factory):
         e = Evaluation(
             **common(recipe, budget),
             task="kl",
-            bits_effective=float(budget or 16),
+            bits_at_context=float(budget or 16),
             ratio=4.0,
             context=2048,
             text="t.txt",
@@ -185,7 +185,7 @@ def test_the_lowest_kl_of_a_rate_is_bold_and_ties_are_those_of_paired_windows(ma
     assert "≈" not in kl["kivi 1 (simulated)"]
     assert "≈" not in kl["paper 2"]
     assert "missing: hqq-2: the hqq cache needs the package hqq; pip install hqq" in notes
-    assert found["kivi 2 (simulated)"]["effective bits"] == "3.00"
+    assert found["kivi 2 (simulated)"]["packed bits"] == "3.00"
     assert found["paper 2"]["perplexity"] == f"{math.exp(2.04):.2f}"
 
 
@@ -240,7 +240,7 @@ def test_main_table_has_scores_marks_and_the_papers_figures(made):
     number = re.fullmatch(r"missing \((\d)\)", at_4k["paper 3"].split(r" \[")[0])[1]
     assert f"({number}) CUDA out of memory" in notes
     assert "In brackets: the paper's tables of results" in notes
-    assert found["paper 2"]["Comp. at 8192"] == "5.00"
+    assert found["paper 2"]["ratio at 8192 tokens"] == "5.00"
 
 
 def test_ties_of_scores_are_paired(made):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.packed import BACKEND, PACKED_BOUND, PackedBench, call_seconds, random_codec
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.site import SiteCodec
 
 GEOMETRY = Geometry(layers=1, heads=8, kv_heads=4, head_dim=16, hidden_size=128)

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, packed_tokens
 from aatc_cli.core.transform import decode
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.store import LayerStore
 

@@ -14,8 +14,9 @@ from aatc_cli.config import Budget, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import normalized_energy
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings

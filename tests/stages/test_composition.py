@@ -16,9 +16,10 @@ from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.stages.allocate import allocate, check, derive

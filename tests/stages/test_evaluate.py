@@ -50,7 +50,7 @@ def test_one_flat_file_per_method_and_text(aatc, run_folder, tiny_llama, heldout
     assert 0 <= fp16["kl_mean"] < 1e-6 < paper["kl_mean"]
     assert paper["windows"] == 2
     assert paper["tokens_scored"] == 2 * (256 - 1 - 160)
-    assert paper["bits_effective"] > paper["bits"] == pytest.approx(3.0, abs=0.01)
+    assert paper["bits_at_context"] > paper["bits"] == pytest.approx(3.0, abs=0.01)
     assert {"kl_stderr", "kl_p99", "top1", "nll", "nll_reference", "seconds", "versions"} <= paper.keys()
     assert len(list((run_folder / "evals").glob("*.json"))) == 4
 

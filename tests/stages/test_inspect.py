@@ -17,8 +17,12 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UnsupportedModelError
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import load_model_profile, load_recipe
-from aatc_cli.stages.inspect import Inspection, inspect_path, inspect_plan, inspect_profile, inspect_run
-from aatc_cli.stages.inspect_model import inspect_model
+from aatc_cli.stages.inspect import inspect_path
+from aatc_cli.stages.inspecting.facts import Inspection
+from aatc_cli.stages.inspecting.model import inspect_model
+from aatc_cli.stages.inspecting.plan import inspect_plan
+from aatc_cli.stages.inspecting.profile import inspect_profile
+from aatc_cli.stages.inspecting.run import inspect_run
 
 LLAMA = load_model_profile("llama-3.1-8b-instruct")
 EVALUATION = Evaluation(
@@ -27,7 +31,7 @@ EVALUATION = Evaluation(
     budget="3",
     model="m",
     bits=3.0,
-    bits_effective=3.8,
+    bits_at_context=3.8,
     ratio=4.2,
     context=64,
     text="t",

@@ -7,15 +7,14 @@ import json
 
 import pytest
 import torch
+from evaluating import measured
 
 from aatc_cli.artifacts.files import Run, load_codecs, open_plan, transform_of
 from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
-from aatc_cli.models.loading import find_model
+from aatc_cli.evals.subjects import Subject, subject_codecs
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.whiten import whiten
 
 # a coarse budget and a fine one of each
@@ -68,12 +67,11 @@ def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
         assert plan.artifact.manifest.results["layout"]["bytes_total"] == plan.layout.bytes(8192)
         with pytest.raises(AatcError, match=f"recipe {name} has no packed cache"):
             load_codecs(plan, transform_of(plan), "cpu")
-    settings = EvalSettings(task="kl", length=224, limit=1, first=160)
-    found = evaluate(run, find_model(str(tiny_llama)), subjects, [str(corpus)], settings, EvalOptions())
+    found = measured("kl", run, tiny_llama, subjects, text=[corpus], length=224, limit=1, first=160)
     divergences = [evaluation.kl_mean for evaluation in found]
     assert all(value is not None and 0 < value < 5 for value in divergences)
     assert divergences == sorted(divergences, reverse=True)
-    assert [evaluation.bits_effective for evaluation in found] == [plan.layout.bits_effective(224) for plan in plans]
+    assert [evaluation.bits_at_context for evaluation in found] == [plan.layout.bits_at(224) for plan in plans]
 
 
 def test_plans_stay_within_their_budgets(run):
@@ -125,9 +123,8 @@ def test_what_is_refused(run, tmp_path, tiny_llama, corpus):
     with pytest.raises(AatcError, match=r"kivi begins at 1 bits, 0\.5 are too few"):
         allocate(run, load_recipe("kivi"), [make_budget(bits=0.5)])
     plan = open_plan(run.plan("kivi", make_budget(bits=2.0)))
-    settings = EvalSettings(task="distortion", length=224, limit=1, first=160)
     with pytest.raises(UsageError, match="the noise of grouped-minmax"):
-        evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
+        measured("distortion", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=224, first=160)
 
 
 def test_gradients_are_asked_for(base_run, tmp_path):

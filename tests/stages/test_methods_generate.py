@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from evaluating import measured
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run
+from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.result import BenchmarkResult
-from aatc_cli.evals.subjects import EvalOptions
-from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.runtime.contenders import Simulated
-from aatc_cli.stages import ruler as ruler_stage
-from aatc_cli.stages.ruler import RulerSettings, ruler
 from aatc_cli.studies.definition import Study
 from aatc_cli.studies.methods import Methods
 
@@ -44,23 +42,22 @@ def test_a_published_method_generates(name, run, model, monkeypatch):
     if entrant.subject is None and recipe.quantizer in ("quanto", "hqq"):
         pytest.skip(entrant.row.reason)
     assert entrant.subject is not None, entrant.row.reason
-    asked, generate = [], ruler_stage.generate
+    asked, generate = [], asking.generate
 
     def watched(*arguments):
         # in full, and not only up to a right answer: every step goes through the cache
         asked.append((arguments[3], generate(*arguments[:-1], lambda row, tokens: False)))
         return asked[-1][1]
 
-    monkeypatch.setattr(ruler_stage, "generate", watched)
-    settings = RulerSettings((CONTEXT,), 1, (SUBTASK,))
-    [result] = ruler(run, find_model(str(model)), [entrant.subject], settings, EvalOptions())
-    [[contenders, [[tokens]]]] = asked
-    assert isinstance(contenders[0], Simulated)
+    monkeypatch.setattr(asking, "generate", watched)
+    [result] = measured("ruler", run, model, [entrant.subject], context=(CONTEXT,), limit=1, subtask=(SUBTASK,))
+    [[caches, [[tokens]]]] = asked
+    assert isinstance(caches[0], Simulated)
     assert len(tokens) == 128
     assert result.simulated is True
     assert [(row.subtask, row.context, row.samples, len(row.scores)) for row in result.rows] == [
         (SUBTASK, CONTEXT, 1, 1)
     ]
-    kept = read_measurement(run.evals / f"benchmark.{entrant.subject.name}.ruler.json", BenchmarkResult)
+    kept = read_measurement(run.evals / result.file_name, BenchmarkResult)
     assert kept.rows == result.rows
     assert kept.plan == entrant.row.plan

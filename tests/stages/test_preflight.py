@@ -15,8 +15,8 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import empty_model, find_model, load_config, load_model
 from aatc_cli.profiles import load_model_profile
-from aatc_cli.stages.inspect_model import inspect_model
-from aatc_cli.stages.preflight import Machine, Work, collect_work, measure_machine, next_command, seconds
+from aatc_cli.stages.inspecting.model import inspect_model
+from aatc_cli.stages.inspecting.preflight import Machine, Work, collect_work, measure_machine, next_command, seconds
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 24, "num_key_value_heads": 1}
 # one expert of four per token; all four of them in one tensor

@@ -1,4 +1,4 @@
-"""eval --task speed on a tiny model: what it writes and prints, and that wrong numbers have no speed."""
+"""aatc eval speed on a tiny model: what it writes and prints, and that wrong numbers have no speed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_part_and_size_beside_the_model_s_own_cache(aatc, command, run_fol
     assert len(result["checks"]) == 4
     assert all(check["error"] <= check["bound"] for check in result["checks"])
     assert (result["repeats"], result["steps"], result["absolute"]) == (2, 16, False)
-    stored = run_folder / "evals" / "speed.paper-3.json"
+    [stored] = (run_folder / "evals").glob("speed.paper-3.*.json")
     assert read_measurement(stored, SpeedResult).model_dump(mode="json") == result
     assert read_evaluations(run_folder / "evals") == []
 

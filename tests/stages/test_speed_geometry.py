@@ -1,4 +1,4 @@
-"""eval --task speed of a geometry, with stand-ins for a GPU: what is written, refused, and counted as memory."""
+"""aatc eval speed of a geometry, with stand-ins for a GPU: what is written, refused, and counted as memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
 from aatc_cli.evals.bench.synthetic import synthetic_tables
 from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
 from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.table import speed_memory_table, speed_table
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused import FusedState
 from aatc_cli.stages.report import make_report
-from aatc_cli.evals.speed.table import speed_memory_table, speed_table
 
 GEOMETRY = Geometry(layers=3, heads=8, kv_heads=4, head_dim=64, hidden_size=64)
 PROFILE = ModelProfile(

@@ -1,4 +1,4 @@
-"""eval --study: cells through the stages, interruption, methods that fail, effective bits that were asked for."""
+"""aatc study: cells through the stages, interruption, methods that fail, packed bits that were asked for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ recipe = "fp16"
 [[methods]]
 recipe = "paper"
 budgets = [3]
-effective = [3.5]
+packed = [3.5]
 label = "ours"
 
 [[methods]]
@@ -258,7 +258,7 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
         ("kvtc-global", 2.7),
     ],
 )
-def test_effective_bits_are_as_near_as_any_budget_comes(run, name, target):
+def test_packed_bits_are_as_near_as_any_budget_comes(run, name, target):
     """Against every budget in thousandths, one after another, and bytes counted from the breakdown."""
     recipe = load_recipe(name)
     whiten(
@@ -323,7 +323,7 @@ def test_what_no_budget_mends_says_why(base_run, tmp_path):
     """Stats without gradients: whatever the budget, Palu has no ranks."""
     shutil.copytree(base_run / "stats", tmp_path / "run" / "stats")
     study = Study.model_validate(
-        {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "effective": [2.0]}], "tasks": [{"task": "kl"}]}
+        {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "packed": [2.0]}], "tasks": [{"task": "kl"}]}
     )
     [entrant] = Methods(Run(tmp_path / "run")).entrants(study)
     assert entrant.subject is None
@@ -335,7 +335,7 @@ def test_one_width_takes_the_nearest_of_its_widths(run):
         {
             "name": "s",
             "summary": "s",
-            "methods": [{"recipe": "kivi", "effective": [2.4, 2.6, 3.2]}],
+            "methods": [{"recipe": "kivi", "packed": [2.4, 2.6, 3.2]}],
             "tasks": [{"task": "kl"}],
         }
     )
@@ -350,7 +350,7 @@ def test_packaged_studies_name_recipes_and_budgets_that_are_there():
         assert study.name == name
         for method in study.methods:
             recipe = load_recipe(method.recipe)
-            assert bool(method.budgets or method.effective) == (recipe.allocator != "none")
+            assert bool(method.budgets or method.packed) == (recipe.allocator != "none")
             if recipe.allocator == "one-width":
                 assert set(method.budgets) <= set(recipe.allowed_widths)
 

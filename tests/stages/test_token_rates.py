@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import measured
 from transformers import AutoModelForCausalLM
 
 from aatc_cli.artifacts.files import (
@@ -27,20 +28,20 @@ from aatc_cli.core.received import bin_edges
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
-from aatc_cli.profiles import Recipe, TextMixture, load_recipe
+from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.inspect import inspect_plan
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
-KL = EvalSettings("kl", length=48, limit=2, first=16)
+KL = {"length": 48, "limit": 2, "first": 16}
 
 
 def recipe(**changes: object) -> Recipe:
@@ -151,7 +152,7 @@ def test_a_ratio_is_met_by_the_bytes_of_all_streams(run: Run) -> None:
 
 
 def test_evaluation_is_at_the_shares_it_found(run: Run, plan: Plan, tiny_llama: Path, corpus: Path) -> None:
-    [found] = evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], KL, EvalOptions())
+    [found] = measured("kl", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], **KL)
     assert found.kl_mean is not None
     assert found.kl_mean > 0
     assert found.class_shares is not None
@@ -159,8 +160,8 @@ def test_evaluation_is_at_the_shares_it_found(run: Run, plan: Plan, tiny_llama: 
     widths = [sum(sum(layer[side]) for layer in plan.class_bits(k) for side in SIDES) / 256 for k in range(3)]
     assert min(widths) < found.bits < max(widths)
     assert found.bits != plan.mean_bits
-    assert found.bits_effective == pytest.approx(16 / found.ratio)
-    again = evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], KL, EvalOptions())
+    assert found.bits_at_context == pytest.approx(16 / found.ratio)
+    again = measured("kl", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], **KL)
     assert again == [found]
 
 
@@ -187,10 +188,9 @@ def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Pat
     for task, says in (("memory", "3 rates"), ("speed", "3 rates"), ("distortion", "several rates")):
         refuses(
             "eval",
+            task,
             "--run",
             run.root,
-            "--task",
-            task,
             "--model",
             tiny_llama,
             "--plan",

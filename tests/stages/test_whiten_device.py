@@ -12,11 +12,10 @@ import torch
 
 from aatc_cli.artifacts.artifact import Artifact, open_artifact
 from aatc_cli.artifacts.files import Run
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.received import BINS, PROBES, probes
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.stages import whiten as module
 from aatc_cli.stages.ahead import ahead
 from aatc_cli.stages.whiten import WhitenSettings, whiten, whiten_layer

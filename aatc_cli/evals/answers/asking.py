@@ -16,7 +16,7 @@ from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
-from aatc_cli.models.loading import Tokenizer
+from aatc_cli.models.tokenizer import Tokenizer
 from aatc_cli.runtime.contenders import AnyContender, shared_prefill
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample
 from aatc_cli.text.ruler.score import score

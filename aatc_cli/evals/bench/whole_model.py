@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout, fp16_bytes
@@ -20,7 +20,6 @@ from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing, full_s
 from aatc_cli.evals.bench.synthetic import synthetic_encode, synthetic_tables
 from aatc_cli.evals.memory.peak import storage_bytes
 from aatc_cli.evals.speed.result import SpeedMemory
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.fused import FusedLayer, FusedSpec, FusedState
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.tables import fast_pairs

@@ -47,8 +47,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         opened,
         SUBTASKS[opened.task],
         samples=settings.limit,
-        chat=settings.chat,
-        template=digest_of(str(getattr(opened.tokenizer.raw, "chat_template", None))) if settings.chat else None,
+        chat=settings.chat and opened.tokenizer.chat_digest,
         lm_eval=version("lm-eval"),
     )
     jobs, left_out = _jobs(names, opened, settings)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import Budget, Geometry, Window, make_budget
+from aatc_cli.config import Budget, Geometry, HeadGroups, Window, make_budget
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -22,7 +22,8 @@ from aatc_cli.evals.memory.peak import Peak, storage_bytes
 from aatc_cli.evals.memory.result import MemoryRow, Result
 from aatc_cli.evals.memory.settings import Settings
 from aatc_cli.evals.subjects import device_name
-from aatc_cli.profiles import HeadGroups, ModelProfile, Recipe, load_recipe
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import ModelProfile, load_recipe
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import LayerStore
@@ -88,16 +89,16 @@ def _kept(call: Call, profile: ModelProfile, recipe: Recipe, budget: Budget, set
         say(f"eval: memory of {draft.method}, synthetic, is there already, nothing to do")
         return found
     began = time.perf_counter()
-    bits, rows = _rows(profile, recipe, budget, settings, call.options.device)
-    result = draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows, "bits": bits})
+    sizes, rows = _rows(profile, recipe, budget, settings, call.options.device)
+    result = draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows, **sizes})
     say(f"eval: memory of {result.method}, synthetic -> {write_evaluation(call.run.evals, result)}")
     return result
 
 
 def _rows(
     profile: ModelProfile, recipe: Recipe, budget: Budget, settings: Settings, device: str
-) -> tuple[float, list[MemoryRow]]:
-    """Mean width that was drawn, and a row per size."""
+) -> tuple[dict[str, float], list[MemoryRow]]:
+    """Bits of the widths that were drawn, and a row per size."""
     geometry, window = profile.geometry, recipe.window
     groups = recipe.head_groups(geometry.kv_heads, HeadGroups.both(profile.head_groups))
     generator = torch.Generator().manual_seed(0)
@@ -134,7 +135,7 @@ def _rows(
                 )
             )
     drawn = sum(sum(layer[side]) for layer in bits for side in SIDES) / (2 * geometry.layers * geometry.channels)
-    return drawn, rows
+    return {"bits": drawn, "bits_packed": layout.bits_packed}, rows
 
 
 def _stores(

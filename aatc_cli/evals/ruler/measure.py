@@ -13,7 +13,7 @@ from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.ruler.result import Result
 from aatc_cli.evals.ruler.settings import Settings
 from aatc_cli.evals.windows.frame import check_packed
-from aatc_cli.models.loading import Tokenizer
+from aatc_cli.models.tokenizer import Tokenizer
 from aatc_cli.text.ruler.collections import open_collections
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample, make_samples
 from aatc_cli.text.ruler.tasks import SAMPLES, TASKS, Material, chosen_tasks, make_task

@@ -18,7 +18,7 @@ from aatc_cli.evals.call import Call
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.speed.parts import PARTS, Bench, check_part
-from aatc_cli.evals.speed.result import REFERENCE, Result, SpeedCheck, SpeedRow
+from aatc_cli.evals.speed.result import REFERENCE, Result, SpeedCheck, SpeedRow, draft_of_profile
 from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name
 from aatc_cli.runtime.contenders import Packed, Plain
@@ -69,7 +69,7 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         **_place(call.options),
     }
     name = "synthetic" if groups is None else f"synthetic-groups-{groups}"
-    draft = Result.model_construct(recipe=name, budget=f"{call.budgets[0]:g}", protocol=protocol, cache=kind)
+    draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
     found = already(call.run.evals, draft, force=call.options.force)
     if found is not None:
         say(f"eval: speed of {call.profile.name} is there already, nothing to do")

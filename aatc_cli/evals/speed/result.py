@@ -102,3 +102,25 @@ class Result(Measurement):
     memory: list[SpeedMemory] = Field([], description="of whole decode steps of a geometry")
     configurations: dict[str, str] = Field({}, description="launch that was chosen, by backend and size")
     left_out: dict[str, str] = Field({}, description="why a backend at a size has no row")
+
+
+def draft_of_profile(recipe: str, budget: str | None, protocol: dict[str, Any], cache: str | None) -> Result:
+    """The result of a profile alone before anything is timed: enough to find one that is there of the same."""
+    return Result(
+        recipe=recipe,
+        budget=budget,
+        model=str(protocol["profile"]),
+        cache=cache,
+        protocol=protocol,
+        bits=0.0,
+        seconds=0.0,
+        device=str(protocol["device"]),
+        dtype="",
+        versions={},
+        absolute=True,
+        threads=0,
+        repeats=0,
+        steps=0,
+        rows=[],
+        checks=[],
+    )

@@ -78,7 +78,10 @@ def _result(
     seconds: float,
 ) -> Result:
     origin = opened.origin(plans[0].subject) | {"plan": None}
-    origin |= {"bits": sum(one.plan.mean_bits for one in plans) / len(plans)}
+    origin |= {
+        "bits": sum(one.plan.mean_bits for one in plans) / len(plans),
+        "bits_packed": sum(one.plan.layout.bits_packed for one in plans) / len(plans),
+    }
     return Result(
         **origin,
         protocol=opened.protocol(

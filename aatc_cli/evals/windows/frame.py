@@ -62,7 +62,8 @@ class Frame:
         if isinstance(layout, TokenLayout) and shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-            origin, measured = origin | {"bits": layout.mean_bits}, measured | {"class_shares": means}
+            origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
+            measured = measured | {"class_shares": means}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries
         return Evaluation.model_validate(
             {
@@ -70,7 +71,7 @@ class Frame:
                 "task": self.opened.task,
                 "protocol": self.protocol(),
                 "seconds": seconds,
-                "bits_effective": layout.bits_effective(s.length) if layout else 16.0,
+                "bits_at_context": layout.bits_at(s.length) if layout else 16.0,
                 "ratio": layout.ratio(s.length) if layout else 1.0,
                 "context": s.length,
                 "text": self.text,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.evals.rows import Rows, with_error
 
-_COLUMNS = ["method", "text", "bits", "effective", "ratio", "KL (nats)", "KL p99", "KL p99.9", "top-1"]
+_COLUMNS = ["method", "text", "bits", "packed bits", "ratio", "KL (nats)", "KL p99", "KL p99.9", "top-1"]
 
 
 def window_tables(results: Sequence[Evaluation]) -> list[Rows]:
     """One row per subject and text; columns that nothing in it measured are left out."""
     rows = []
     for e in results:
-        sizes = [f"{value:.4g}" for value in (e.bits, e.bits_effective, e.ratio)]
+        sizes = ["" if value is None else f"{value:.4g}" for value in (e.bits, e.bits_packed, e.ratio)]
         pairs = (
             (e.kl_mean, e.kl_stderr),
             (e.kl_p99, None),

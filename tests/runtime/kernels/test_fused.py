@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from aatc_cli.config import Window
+from aatc_cli.config import HeadGroups, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import geometry_of
-from aatc_cli.profiles import HeadGroups
 from aatc_cli.runtime.fused import FusedState, fused
 from aatc_cli.runtime.kernels.encode import tiles_of
 from aatc_cli.runtime.kernels.tables import HeadSide

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from aatc_cli.config import Geometry, Window
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, sliding_bytes
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, attention_layers, geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
 from aatc_cli.models.profile_check import check_profile
-from aatc_cli.profiles import HeadGroups, ModelProfile, available, load_model_profile
-from aatc_cli.stages.inspect import Inspection, Table
-from aatc_cli.stages.preflight import (
+from aatc_cli.profiles import ModelProfile, available, load_model_profile
+from aatc_cli.stages.inspecting.facts import Inspection, Table
+from aatc_cli.stages.inspecting.preflight import (
     LENGTH,
     SAMPLES,
     Machine,

@@ -1,0 +1,1 @@
+"""What inspect shows, one file per kind of thing looked at."""
