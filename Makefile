@@ -35,9 +35,9 @@ model: $(MODEL)/config.json ## Fetch the default model (SmolLM2-135M-Instruct, 9
 demo: install model ## The whole pipeline on SmolLM2 into ./run: about 6 minutes on 2 cores
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24
 	$(BIN)/aatc whiten
-	$(BIN)/aatc allocate --recipe paper --recipe var-only --budget 2 --budget 2.5
+	$(BIN)/aatc allocate --recipe paper --recipe var-only --budget 2,2.5
 	$(BIN)/aatc inspect --recipe paper --budget 2
-	$(BIN)/aatc eval kl --recipe fp16 --recipe paper --recipe var-only --budget 2 --budget 2.5
+	$(BIN)/aatc eval --recipe fp16 --recipe paper --recipe var-only --budget 2,2.5
 	$(BIN)/aatc eval distortion --recipe paper --budget 2 --limit 1 --queries 4
 	$(BIN)/aatc report
 
@@ -68,7 +68,7 @@ lint: install ## ruff and mypy
 	$(BIN)/mypy
 
 check: install ## Re-derive every plan in the run and fail on any difference
-	@set -e; for plan in $(RUN)/plans/*; do $(BIN)/aatc allocate --check $$plan; done
+	$(BIN)/aatc allocate --check $(RUN)/plans/*
 
 docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
@@ -77,7 +77,7 @@ golden: install ## Write the golden files of the tests anew
 	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py tests/test_golden.py
 
 golden-check: ## Derive the committed plans anew from their Transforms and fail on any difference
-	@set -e; for plan in $(GOLDEN)/plans/*; do $(AATC) allocate --check $$plan; done
+	@$(AATC) allocate --check $(GOLDEN)/plans/*
 	@rm -rf $(REDERIVED) && mkdir -p $(REDERIVED) && cp -r $(GOLDEN)/transforms $(REDERIVED)/
 	@$(AATC) allocate --run $(REDERIVED) --recipe paper --recipe loss-aware --budget 3
 	diff -r -I '"\(aatc\|python\|torch\|transformers\|numpy\)": ' $(GOLDEN)/plans $(REDERIVED)/plans

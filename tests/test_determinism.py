@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from evaluating import measured
 
 from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.files import Run, load_codecs, transform_of
@@ -167,7 +166,7 @@ def test_stats_and_transforms_of_other_threads_agree(
 
 
 def test_the_pipeline_has_no_operation_without_a_deterministic_form(
-    run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
+    measured: Any, run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """Collect with gradients, every transform, plans, three tasks and a packed cache; the same digests as without."""
     with deterministic():

@@ -37,7 +37,7 @@ DOCS = ROOT / "docs"
 MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "list", "doctor")
+COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")
@@ -74,9 +74,11 @@ def parse(arguments: list[str]) -> None:
     """Parse a command line as the tool does, to the last option, and run nothing."""
     group = typer.main.get_command(app)
     context = group.make_context("aatc", list(arguments))
-    if rest := [*context._protected_args, *context.args]:
-        name, command, rest = group.resolve_command(context, rest)
-        command.make_context(name, rest, parent=context)
+    while rest := [*getattr(context, "_protected_args", []), *context.args]:
+        name, command, rest = context.command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+        if not hasattr(command, "resolve_command"):
+            break
 
 
 def slugs(page: Path) -> set[str]:

@@ -99,7 +99,8 @@ def given_settings(settings: type[BaseModel], values: dict[str, Any]) -> Any:
 
     from aatc_cli.errors import UsageError
 
-    given = {name: values.pop(name) for name in settings.model_fields}
+    # an option that was not given has None where the field has a default of its own
+    given = {name: value for name in settings.model_fields if (value := values.pop(name)) is not None}
     try:
         return settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
     except ValidationError as error:

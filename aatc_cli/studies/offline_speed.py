@@ -129,6 +129,7 @@ def offline_speed(task: Task, call: Call, settings: Settings) -> list[SpeedResul
     profile, options = call.profile, call.options
     if profile is None:
         raise UsageError("offline-speed is of a profile's geometry", "give --profile")
+    find_device(options.device)
     protocol = {
         "task": task.name,
         "profile": profile.name,

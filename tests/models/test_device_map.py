@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from evaluating import measured
 
 from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.files import Run, open_plan
@@ -86,7 +85,7 @@ def test_statistics_and_gradients_are_those_of_a_plain_model(
 
 @MAPS
 def test_evaluations_are_those_of_a_plain_model(
-    tiny_llama: Path, run_folder: Path, corpus: Path, mapped: Any, placed: dict[str, str]
+    measured: Any, tiny_llama: Path, run_folder: Path, corpus: Path, mapped: Any, placed: dict[str, str]
 ) -> None:
     run = Run(run_folder)
     plan = open_plan(run.plan("paper", make_budget(bits=3.0)))

@@ -97,8 +97,9 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def shelf(base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from evaluating import measured
+def shelf(
+    measured: Any, base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
 
     from aatc_cli.evals.subjects import Subject
 

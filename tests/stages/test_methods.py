@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-from evaluating import measured
 
 from aatc_cli.artifacts.files import Run, load_codecs, open_plan, transform_of
 from aatc_cli.config import make_budget
@@ -58,7 +57,7 @@ def test_every_simulated_recipe_is_tried():
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
+def test_from_plan_to_divergence(measured, run, name, tiny_llama, corpus):
     recipe = load_recipe(name)
     plans = allocate(run, recipe, [make_budget(bits=float(bits)) for bits in BUDGETS[name]])
     subjects = [Subject(recipe, plan) for plan in plans]
@@ -117,7 +116,7 @@ def _rows(run):
     return found
 
 
-def test_what_is_refused(run, tmp_path, tiny_llama, corpus):
+def test_what_is_refused(measured, run, tmp_path, tiny_llama, corpus):
     with pytest.raises(UsageError, match=r"kivi gives every channel one width, which 2\.5 bits is not"):
         allocate(run, load_recipe("kivi"), [make_budget(bits=2.5)])
     with pytest.raises(AatcError, match=r"kivi begins at 1 bits, 0\.5 are too few"):

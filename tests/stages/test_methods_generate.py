@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from evaluating import measured
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run
@@ -32,7 +31,7 @@ def run(model, with_gradients, tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_method_generates(name, run, model, monkeypatch):
+def test_a_published_method_generates(measured, name, run, model, monkeypatch):
     recipe = load_recipe(name)
     bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0}.get(name, 2.0)
     study = Study.model_validate(

@@ -11,6 +11,7 @@ import pytest
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.table import benchmark_tables
 from aatc_cli.evals.reading import read_result
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.result import StabilityRow

@@ -12,6 +12,7 @@ import pytest
 import aatc_cli
 from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement
 from aatc_cli.evals import opened
+from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.asking import Asker
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
 
@@ -186,8 +187,8 @@ def test_two_standard_errors_decide():
 
 def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeypatch):
     scores = iter([1.0, 0.0, 0.25, 0.25])
-    monkeypatch.setattr(ruler, "score", lambda *a: next(scores))
-    monkeypatch.setattr(ruler, "generate", lambda m, k, batch, contenders, *a: [[[1]] * batch.ids.shape[0]])
+    monkeypatch.setattr(asking, "score", lambda *a: next(scores))
+    monkeypatch.setattr(asking, "generate", lambda m, k, batch, caches, *a: [[[1]] * batch.ids.shape[0]])
     asked = aatc(
         "eval",
         "ruler",

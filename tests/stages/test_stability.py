@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from evaluating import measured
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.files import Run, load_layer_stats, open_plan, open_stats, transform_of
@@ -69,7 +69,9 @@ def compare(
     return result
 
 
-def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path) -> None:
+def test_rows_are_the_stages_by_hand(
+    measured: Any, run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path
+) -> None:
     texts = [str(corpus), str(calibration_texts)]
     result = compare(run, tiny_llama, "ab", texts, recipe())
     assert [(row.stats, row.text) for row in result.rows] == [
@@ -95,7 +97,7 @@ def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, c
 
 @pytest.mark.parametrize(("name", "bits"), [("kivi", 2), ("per-token", 2), ("fp8", 8)])
 def test_codecs_see_the_coordinates_of_their_recipe(
-    name: str, bits: int, run: Run, tiny_llama: Path, corpus: Path
+    measured: Any, name: str, bits: int, run: Run, tiny_llama: Path, corpus: Path
 ) -> None:
     """Recipes that code the rotated cache are scored on the rotated cache, as eval does it."""
     chosen = load_recipe(name).model_copy(update={"window": Window(sinks=2, recent=32, flush=32)})

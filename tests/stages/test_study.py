@@ -16,12 +16,13 @@ from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_stud
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.kl import measure as kl
+from aatc_cli.evals.perplexity import measure as perplexity
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models import loading
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
-from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting.settings import CollectSettings
@@ -94,6 +95,15 @@ def studied(tiny_llama, corpus, run, study_file, aatc):
     return go
 
 
+SCORES = kl.forced_scores
+
+
+def replace_scores(monkeypatch, scores) -> None:
+    """Let ``scores`` stand for what scores windows in both tasks of the study."""
+    for task in (kl, perplexity):
+        monkeypatch.setattr(task, "forced_scores", scores)
+
+
 def kept_of(folder) -> dict[str, dict]:
     """Contents of all evaluations without their times."""
     files = {path.name: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
@@ -147,22 +157,22 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp
     shutil.rmtree(run.root)
     shutil.copytree(calibrated.root, run.root)
     monkeypatch.setattr(study_stage, "_TOGETHER", 2)
-    scored, run_scores = [], evaluate_stage._run_scores
+    scored = []
 
-    def stop_later(model, subjects, frame):
+    def stop_later(frame, subjects):
         if len(scored) == 2:
             raise KeyboardInterrupt
         scored.append([subject.name for subject in subjects])
-        return run_scores(model, subjects, frame)
+        return SCORES(frame, subjects)
 
-    monkeypatch.setattr(evaluate_stage, "_run_scores", stop_later)
+    replace_scores(monkeypatch, stop_later)
     assert studied().code == 130
     assert [len(names) for names in scored] == [2, 2]
     part = read_study(study_path(run.root, "small"))
     assert len(part.cells) == 4
     assert len(list(run.evals.glob("*.json"))) == 4
     counted = []
-    monkeypatch.setattr(evaluate_stage, "_run_scores", lambda m, s, f: counted.append(len(s)) or run_scores(m, s, f))
+    replace_scores(monkeypatch, lambda frame, subjects: counted.append(len(subjects)) or SCORES(frame, subjects))
     rest = studied()
     assert rest.code == 0, rest.err
     assert sum(counted) == 6
@@ -171,14 +181,12 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp
 
 
 def test_one_method_that_fails_takes_no_other_with_it(studied, run, monkeypatch):
-    run_scores = evaluate_stage._run_scores
-
-    def fail(model, subjects, frame):
-        if frame.settings.task == "kl" and any(subject.recipe.name == "kivi" for subject in subjects):
+    def fail(frame, subjects):
+        if frame.opened.task == "kl" and any(subject.recipe.name == "kivi" for subject in subjects):
             raise RuntimeError("CUDA out of memory.\nTried to allocate")
-        return run_scores(model, subjects, frame)
+        return SCORES(frame, subjects)
 
-    monkeypatch.setattr(evaluate_stage, "_run_scores", fail)
+    replace_scores(monkeypatch, fail)
     outcome = studied()
     assert outcome.code == 1
     missing = [cell for cell in outcome.json["cells"] if cell["reason"]]
@@ -194,9 +202,9 @@ def test_what_fails_for_the_task_is_not_tried_with_every_method(aatc, tiny_llama
     study_file.write_text(STUDY.replace("length = 224", "length = 1024"), encoding="utf-8")
     tried, stage = [], study_stage.evaluate
 
-    def counted(place, source, subjects, *rest):
-        tried.append(len(subjects))
-        return stage(place, source, subjects, *rest)
+    def counted(task, call, *rest):
+        tried.append(len(call.subjects))
+        return stage(task, call, *rest)
 
     monkeypatch.setattr(study_stage, "evaluate", counted)
     outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")

@@ -21,6 +21,7 @@ from aatc_cli.evals.speed.parts import PARTS, Bench, check_part
 from aatc_cli.evals.speed.result import REFERENCE, Result, SpeedCheck, SpeedRow, draft_of_profile
 from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name
+from aatc_cli.models.placement import find_device
 from aatc_cli.runtime.contenders import Packed, Plain
 
 
@@ -84,7 +85,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
 
 
 def _place(options: EvalOptions) -> dict[str, Any]:
-    """Where a time is measured: it belongs to this very device, and to this many threads."""
+    """Where a time is measured: it belongs to this very device, and to this many threads; raises `AatcError`."""
+    find_device(options.device)
     return {
         "device": device_name(options.device),
         "threads": torch.get_num_threads(),
