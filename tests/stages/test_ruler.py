@@ -69,7 +69,7 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
     monkeypatch.undo()
     other = aatc(
         "eval",
-        *ASKED[:4],
+        *ASKED[:3],
         "--limit",
         1,
         "--subtask",
