@@ -205,13 +205,13 @@ def new_model() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def base_run(tiny_llama, corpus, tmp_path_factory) -> Path:
     """A run of the tiny Llama with Stats, both transforms and one plan; shared, so nothing may write to it."""
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
+    from aatc_cli.artifacts.stats import CollectSettings
     from aatc_cli.config import make_budget
     from aatc_cli.models.loading import find_model
     from aatc_cli.profiles import TextMixture, load_recipe
     from aatc_cli.stages.allocate import allocate
     from aatc_cli.stages.collect import CollectOptions, collect
-    from aatc_cli.stages.collecting.settings import CollectSettings
     from aatc_cli.stages.whiten import whiten
 
     run = Run(tmp_path_factory.mktemp("base") / "run")

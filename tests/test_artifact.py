@@ -17,21 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from aatc_cli.artifacts import artifact as module
-from aatc_cli.artifacts.artifact import (
-    MANIFEST,
-    TENSORS,
-    ArtifactWriter,
-    Manifest,
-    ModelIdentity,
-    TextRecord,
-    digest_of,
-    open_artifact,
-    require_model,
-    tensor_digest,
-    unchanged,
-)
+from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact, unchanged
 from aatc_cli.artifacts.disk import replace_directory, write_text
-from aatc_cli.artifacts.tensor_file import TensorFile
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, Manifest, ModelIdentity, TextRecord, digest_of, require_model
+from aatc_cli.artifacts.tensor_file import TensorFile, tensor_digest
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 

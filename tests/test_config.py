@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from aatc_cli.artifacts.artifact import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
+from aatc_cli.artifacts.transform import WhitenSettings
 from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
@@ -24,8 +26,6 @@ from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.published import Published, PublishedRow
-from aatc_cli.stages.collecting.settings import CollectSettings
-from aatc_cli.stages.whiten import WhitenSettings
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)

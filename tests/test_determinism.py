@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.artifact import open_artifact
-from aatc_cli.artifacts.files import Run, load_codecs, transform_of
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import allocate as allocation
 from aatc_cli.core import transform
@@ -26,7 +27,6 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
@@ -97,7 +97,7 @@ def digests(run: Run, force: bool = False) -> dict[str, str]:
     found = {}
     for name, bits in BUDGETS.items():
         (plan,) = allocate(run, load_recipe(name), [make_budget(bits=bits)], force=force)
-        found[name] = plan.artifact.manifest.digest
+        found[name] = plan.digest
     return found
 
 
@@ -184,7 +184,7 @@ def test_the_pipeline_has_no_operation_without_a_deterministic_form(
         ids = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
         tokens = []
         for _ in range(2):
-            with compressed(model, load_codecs(plan, transform_of(plan), "cpu"), WINDOW) as session:
+            with compressed(model, plan.codecs("cpu"), WINDOW) as session:
                 kwargs = {session.keyword: session.new_cache(), "do_sample": False, "max_new_tokens": 20}
                 tokens.append(model.generate(ids, **kwargs))
         assert torch.equal(*tokens)
@@ -303,8 +303,8 @@ def test_plans_are_the_same_in_another_torch(run: Run) -> None:
     assert subprocess.run(command, env=environment, cwd=ROOT).returncode == 0
     code = (
         "import sys; from pathlib import Path\n"
-        "from aatc_cli.stages.allocate import check; from aatc_cli.artifacts.files import open_plan\n"
-        "print(sum(len(check(open_plan(Path(place)))) for place in sys.argv[1:]))"
+        "from aatc_cli.stages.allocate import check; from aatc_cli.artifacts.plan import Plan\n"
+        "print(sum(len(check(Plan.open(Path(place)))) for place in sys.argv[1:]))"
     )
     command = [other, "-c", code, *map(str, plans)]
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)

@@ -18,8 +18,9 @@ import typer.main
 import yaml
 
 import aatc_cli
-from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TensorEntry, TextRecord
+from aatc_cli.artifacts.artifact import ArtifactWriter
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.cli import app
 from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout

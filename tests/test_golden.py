@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "run"

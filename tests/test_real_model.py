@@ -8,7 +8,8 @@ import pytest
 
 from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluations
-from aatc_cli.artifacts.files import Run, open_plan
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 
 pytestmark = pytest.mark.real
 
@@ -69,7 +70,7 @@ def test_the_reference_is_a_language_model_that_works(kl):
 
 
 def test_sizes_follow_the_byte_law(real_run, kl):
-    plan = open_plan(real_run.root / "plans" / "paper-2")
+    plan = Plan.open(real_run.root / "plans" / "paper-2")
     assert plan.mean_bits == pytest.approx(2.0, abs=1e-4)
     assert kl["paper-2"].bits_at_context == pytest.approx(plan.layout.bits_at(1024))
     assert 6.6 < plan.layout.ratio(8192) < 7.1
@@ -103,7 +104,7 @@ def test_the_live_cache_holds_the_bytes_of_the_law(real_run, real_model_path, aa
         "eval", "memory", "--run", real_run.root, "--model", real_model_path, "--budget", 2, "--context", 700, "--json"
     ).json
     (row,) = result["rows"]
-    parts = open_plan(real_run.root / "plans" / "paper-2").layout.breakdown(700)
+    parts = Plan.open(real_run.root / "plans" / "paper-2").layout.breakdown(700)
     # a float32 model: what is exact takes twice the bytes of the law's float16
     assert row["bytes_live"] == row["bytes_predicted"] == sum(parts.values()) + parts["sinks"] + parts["window"]
     assert row["bytes_fp16"] == 700 * 30 * 2 * 192 * 2

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from aatc_cli.artifacts.artifact import digest_of
 from aatc_cli.artifacts.disk import read_record, write_text
 from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.config import Settings
 from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import explain

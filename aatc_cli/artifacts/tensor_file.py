@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # names of the safetensors format
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 # the widest first: every tensor of a file then begins at a multiple of its element size
 _SIZES = (8, 4, 2, 1)
 _CHUNK = 1 << 22
 
 
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+def dtype_name(tensor: Tensor | NDArray[Any]) -> str:
+    """``float32``, ``uint8``: as torch and numpy both call it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def tensor_bytes(tensor: Tensor | NDArray[Any]) -> memoryview:
     """The tensor's bytes in row-major little-endian order; of a contiguous tensor on the CPU, without a copy."""
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+    import torch
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
+
+
+def tensor_digest(tensor: Tensor | NDArray[Any]) -> str:
+    """sha256 of the tensor's bytes in row-major little-endian order."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 class TensorFile:
@@ -45,7 +64,7 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries: dict[int, list[tuple[str, torch.Size, str, int]]] = {size: [] for size in _SIZES}
+        self._entries: dict[int, list[tuple[str, tuple[int, ...], str, int]]] = {size: [] for size in _SIZES}
         self._files: dict[int, BinaryIO] = {}
         self._stack = ExitStack()
 
@@ -57,14 +76,14 @@ class TensorFile:
     ) -> None:
         self.close()
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
+    def add(self, name: str, tensor: Tensor | NDArray[Any]) -> None:
         """Write the bytes of ``tensor``, which may change or go afterwards; raises `OSError` as the disk does."""
-        size = tensor.element_size()
+        size = tensor.itemsize
         data = tensor_bytes(tensor)
         if size not in self._files:
             self._files[size] = self._stack.enter_context(self._part(size).open("wb"))
         self._files[size].write(data)
-        self._entries[size].append((name, tensor.shape, _DTYPES[tensor.dtype], data.nbytes))
+        self._entries[size].append((name, tuple(tensor.shape), _DTYPES[dtype_name(tensor)], data.nbytes))
 
     def finish(self) -> None:
         """Write the file and remove the parts; raises `OSError`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.config import Budget
     from aatc_cli.evals.subjects import Subject
     from aatc_cli.methods.recipe import Recipe
@@ -61,7 +61,7 @@ def subjects_of(
     Raises `UsageError` for a recipe that needs a budget, `SettingsMismatchError` for a plan made with another recipe of
     the name.
     """
-    from aatc_cli.artifacts.files import open_plan
+    from aatc_cli.artifacts.plan import Plan
     from aatc_cli.config import make_budget
     from aatc_cli.errors import ArtifactError, UsageError
     from aatc_cli.evals.subjects import Subject
@@ -71,7 +71,7 @@ def subjects_of(
         plan = run.plans()
         if not plan:
             raise ArtifactError(f"there is no plan in {run.root}", "run aatc allocate to make one, or name the --run")
-    subjects = [Subject(opened.recipe, opened) for opened in map(open_plan, matching(plan or []))]
+    subjects = [Subject(opened.recipe, opened) for opened in map(Plan.open, matching(plan or []))]
     for name in recipe or (["paper"] if budget else []):
         loaded = load_recipe(name)
         if loaded.allocator == "none":
@@ -80,8 +80,8 @@ def subjects_of(
         if not budget:
             raise UsageError(f"recipe {name} needs a budget", "add --budget 2.0, or name plans by --plan")
         for value in budget:
-            opened = open_plan(run.plan(loaded.name, make_budget(bits=value)))
-            _require_recipe(loaded, opened.recipe, str(opened.artifact.path))
+            opened = Plan.open(run.plan(loaded.name, make_budget(bits=value)))
+            _require_recipe(loaded, opened.recipe, str(opened.path))
             subjects.append(Subject(opened.recipe, opened))
     return _distinct(subjects)
 
@@ -110,7 +110,7 @@ def _distinct(subjects: list[Subject]) -> list[Subject]:
     found: dict[str, Subject] = {}
     for subject in subjects:
         known = found.setdefault(subject.name, subject)
-        digests = [one.plan.artifact.manifest.digest if one.plan else None for one in (known, subject)]
+        digests = [one.plan.digest if one.plan else None for one in (known, subject)]
         if digests[0] != digests[1]:
             problem = f"two different plans are called {subject.name}: their results would have one name"
             raise UsageError(problem, "evaluate them one after the other, into different --run directories")

@@ -74,7 +74,7 @@ def _run(task: Task, values: dict[str, Any]) -> None:
 
 def _call(task: Task, values: dict[str, Any]) -> Call:
     """What the shared options come to; raises `UsageError` for values that do not fit together."""
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.choosing import find_source, subjects_of
     from aatc_cli.evals.call import Call
     from aatc_cli.evals.subjects import EvalOptions

@@ -28,7 +28,8 @@ def inspect(
     Examples: aatc inspect; aatc inspect --budget 2; aatc inspect --model MODEL;
     aatc inspect --profile llama-3.1-8b-instruct --budget 2.5 --context 8192 --json
     """
-    from aatc_cli.artifacts.files import Run, open_plan
+    from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_inspection
     from aatc_cli.config import make_budget
     from aatc_cli.stages.inspect import inspect_path
@@ -51,10 +52,10 @@ def inspect(
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
         print_inspection(inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
     elif plan is not None:
-        print_inspection(inspect_plan(open_plan(plan), context), json)
+        print_inspection(inspect_plan(Plan.open(plan), context), json)
     elif budget is not None or ratio is not None or size is not None:
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
-        print_inspection(inspect_plan(open_plan(Run(path or run).plan(recipe or "paper", wanted)), context), json)
+        print_inspection(inspect_plan(Plan.open(Run(path or run).plan(recipe or "paper", wanted)), context), json)
     else:
         print_inspection(inspect_path(path or run, context), json)
 
@@ -65,7 +66,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Write the run's report: Markdown, CSV, JSON and one self-contained HTML file with plots."""
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.console import print_json, say
     from aatc_cli.stages.report import make_report
 

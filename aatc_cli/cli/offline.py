@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -77,10 +77,11 @@ def collect(
     Interrupted, it continues from its last checkpoint when started again with the same options, and ends with the
     same result. Example: aatc collect --profile smollm2-135m-instruct --model .models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
+    from aatc_cli.artifacts.stats import CollectSettings
     from aatc_cli.cli.printing import print_artifact
     from aatc_cli.stages.collect import collect as stage
-    from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
+    from aatc_cli.stages.collecting.settings import CollectOptions
 
     source, found = find_source(model, profile)
     mixture = _mixture(found, calibration, text, samples, length)
@@ -143,7 +144,7 @@ def whiten(
         raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
     if not 0 <= shrinkage <= 1:
         raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_artifact
     from aatc_cli.methods.recipe import transform_name
     from aatc_cli.stages.whiten import whiten as stage
@@ -189,7 +190,7 @@ def allocate(
     Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4,3;
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/paper-2
     """
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.console import print_json, print_table
     from aatc_cli.profiles import load_recipe
     from aatc_cli.stages.allocate import allocate as stage
@@ -208,14 +209,14 @@ def allocate(
         for plan in stage(Run(run), load_recipe(name), budgets, transform=transform, force=force)
     ]
     tokens = context or 8192
-    facts = [
+    facts: list[dict[str, Any]] = [
         {
-            "plan": str(plan.artifact.path),
-            "digest": plan.artifact.manifest.digest,
+            "plan": str(plan.path),
+            "digest": plan.digest,
             "recipe": plan.recipe.name,
             "budget": plan.budget.label,
             "bits_mean": plan.mean_bits,
-            "predicted": plan.artifact.manifest.results["predicted"],
+            "predicted": dict(plan.predicted),
         }
         | plan.layout.summary(tokens)
         for plan in plans
@@ -253,12 +254,12 @@ def _check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
     """Check every plan, print what differs, and end with exit code 1 if anything does."""
     from dataclasses import asdict
 
-    from aatc_cli.artifacts.files import open_plan
+    from aatc_cli.artifacts.plan import Plan
     from aatc_cli.console import print_json, print_table
     from aatc_cli.stages.allocate import check
 
     facts = []
-    for path, plan in [(path, open_plan(path)) for path in paths]:
+    for path, plan in [(path, Plan.open(path)) for path in paths]:
         differences = check(plan, transform)
         facts.append({"plan": str(path), "identical": not differences, "differences": [asdict(d) for d in differences]})
         if json:
@@ -267,7 +268,7 @@ def _check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
             rows = [[f"{d.layer} {d.side}", str(d.channel), str(d.planned), str(d.derived)] for d in differences[:50]]
             print_table(f"{path}: {len(differences)} channels differ", ["site", "channel", "planned", "derived"], rows)
         else:
-            typer.echo(f"{path}: identical ({plan.artifact.manifest.digest[:12]})")
+            typer.echo(f"{path}: identical ({plan.digest[:12]})")
     if json:
         print_json(facts[0] if len(facts) == 1 else facts)
     if not all(fact["identical"] for fact in facts):

@@ -19,7 +19,7 @@ from aatc_cli.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.study import StudyResult
 
 
@@ -56,7 +56,7 @@ def study(
     What is there is not run again, so an interrupted study goes on by the same command. Ends with exit code 1 if a cell
     is missing, and says why. Example: aatc study headline --limit 1
     """
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.choosing import find_source
     from aatc_cli.console import print_json, say
     from aatc_cli.evals.subjects import EvalOptions

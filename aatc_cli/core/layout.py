@@ -191,6 +191,17 @@ class CacheLayout:
         return 16.0 * self.bytes(tokens) / self.reference_bytes(tokens)
 
     @property
+    def mean_bits(self) -> float:
+        """Code bits per channel of a packed token, on average over sites."""
+        total = math.fsum(site.code_bits for pair in self.widths for site in pair)
+        return total / (2 * self.geometry.layers * self.geometry.channels)
+
+    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
+        """The same at other shares[layer][class] of token classes; with one class there is nothing to share."""
+        assert all(len(layer) == 1 for layer in shares)
+        return self
+
+    @property
     def bits_packed(self) -> float:
         """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.
 

@@ -66,7 +66,25 @@ class TokenLayout(CacheLayout):
         streams = (base.widths,) * len(recipe.tokens.shares)
         return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=streams, shares=shares)
 
-    def with_shares(self, shares: Shares) -> Self:
+    @classmethod
+    def of_plan(
+        cls,
+        recipe: Recipe,
+        geometry: Geometry,
+        groups: HeadGroups,
+        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
+        shares: Shares,
+        blocks: int = 0,
+    ) -> CacheLayout:
+        """From the widths bits[class][layer] of any plan and its shares[layer][class]; of one class the plain law.
+
+        blocks: of one precision, over all sites, of recipes that have them.
+        """
+        if len(bits) == 1:
+            return CacheLayout.of_recipe(recipe, geometry, groups, bits[0], blocks)
+        return cls.of_classes(recipe, geometry, groups, bits, shares)
+
+    def with_shares(self, shares: Shares) -> TokenLayout:
         """The same streams under other shares[layer][class]."""
         return replace(self, shares=tuple(tuple(float(share) for share in layer) for layer in shares))
 

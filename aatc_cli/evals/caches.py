@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from aatc_cli.artifacts.files import load_codecs, transform_of
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
 from aatc_cli.models.adapter import attention_layers
@@ -45,7 +44,7 @@ def cache_of(subject: Subject, model: Any, options: EvalOptions) -> AnyContender
 def packed_of(subject: Subject, model: Any, device: str) -> Packed:
     """Makes packed caches of a subject's plan."""
     assert subject.plan is not None
-    codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
+    codecs = subject.plan.codecs(device)
     return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.source import ModelSource
 from aatc_cli.profiles import ModelProfile

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import Artifact, damaged
-from aatc_cli.artifacts.files import Plan, checked_tensor
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.grouped import GroupedMinMax
 from aatc_cli.core.joint import JointCodec
@@ -23,7 +23,7 @@ from aatc_cli.models.quantized import QuantizedCacheCodec
 _NO_MAP = ("identity", "codebook")
 
 
-def method_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Side, Any]]:
+def method_codecs(plan: Plan, transform: Transform, device: str) -> list[dict[Side, Any]]:
     """One codec per layer and side on ``device``; of a plan over all layers together the same one for every layer.
 
     Raises `ArtifactError` on values that no codec can have, `AatcError` for a package that is missing.
@@ -37,14 +37,14 @@ def method_codecs(plan: Plan, transform: Artifact, device: str) -> list[dict[Sid
     ]
 
 
-def _site(plan: Plan, transform: Artifact, layer: int, side: Side) -> Any:
+def _site(plan: Plan, transform: Transform, layer: int, side: Side) -> Any:
     recipe, widths = plan.recipe, plan.bits[layer][side]
     if recipe.transform in _NO_MAP:
         return _quantizer(plan, transform, layer, side, widths)
     groups, channels = plan.groups.of(side), plan.geometry.channels
     shape = (groups, channels // groups, channels // groups)
     name = f"layers.{layer}.{side}"
-    encode, decode = (checked_tensor(transform, f"{name}.{part}", shape) for part in ("encode", "decode"))
+    encode, decode = (transform.artifact.tensor(f"{name}.{part}", shape) for part in ("encode", "decode"))
     if recipe.allocator == "rank":
         kept = sum(width > 0 for width in widths) // groups
         encode, decode = truncated(encode, decode, kept, rotate=recipe.coding.latent_hadamard)
@@ -52,13 +52,13 @@ def _site(plan: Plan, transform: Artifact, layer: int, side: Side) -> Any:
         return LinearCodec(encode, decode, inner)
     if recipe.quantizer == "block-max":
         assert plan.starts is not None
-        mean = checked_tensor(transform, f"{name}.mean", (channels,))
+        mean = transform.artifact.tensor(f"{name}.mean", (channels,))
         blocks = blocks_of(widths, plan.starts[layer][side])
         return LinearCodec(encode, decode, BlockCodec(blocks), mean)
     return LinearCodec(encode, decode, _quantizer(plan, transform, layer, side, widths))
 
 
-def _quantizer(plan: Plan, transform: Artifact, layer: int, side: Side, widths: list[int]) -> Any:
+def _quantizer(plan: Plan, transform: Transform, layer: int, side: Side, widths: list[int]) -> Any:
     recipe, geometry = plan.recipe, plan.geometry
     coding, bits = recipe.coding, max(widths)
     if recipe.quantizer == "grouped-minmax":
@@ -79,28 +79,28 @@ def _quantizer(plan: Plan, transform: Artifact, layer: int, side: Side, widths: 
     return QuantizedCacheCodec.of(recipe.quantizer, bits, geometry.kv_heads, recipe.window.flush)
 
 
-def _signposts(plan: Plan, transform: Artifact, layer: int, side: Side, bits: int) -> SignpostCodec:
+def _signposts(plan: Plan, transform: Transform, layer: int, side: Side, bits: int) -> SignpostCodec:
     name, channels = f"layers.{layer}.{side}", plan.geometry.channels
-    points = checked_tensor(transform, f"{name}.points_{bits}", (2**bits,)).to(torch.float32)
+    points = transform.artifact.tensor(f"{name}.points_{bits}", (2**bits,)).to(torch.float32)
     share = plan.recipe.coding.outliers
     if side == "v":
         return SignpostCodec(points, share)
-    low, high = (checked_tensor(transform, f"{name}.{part}", (channels,)) for part in ("low", "high"))
+    low, high = (transform.artifact.tensor(f"{name}.{part}", (channels,)) for part in ("low", "high"))
     if bool((low > high).any()):
-        raise damaged(transform.path, "transform", f"layer {layer} has a range of keys that ends before it begins")
+        raise transform.artifact.damaged(f"layer {layer} has a range of keys that ends before it begins")
     ranges = low.to(torch.float32), high.to(torch.float32)
     return SignpostCodec(points, share, *ranges, block=plan.recipe.window.flush)
 
 
-def _joint(plan: Plan, transform: Artifact, side: Side) -> JointCodec:
+def _joint(plan: Plan, transform: Transform, side: Side) -> JointCodec:
     assert plan.starts is not None
     whole = plan.geometry.layers * plan.geometry.channels
     widths = [width for layer in plan.bits for width in layer[side]]
     begins = [begin for layer in plan.starts for begin in layer[side]]
     blocks = blocks_of(widths, begins)
     coded = sum(block.size for block in blocks)
-    basis: Tensor = checked_tensor(transform, f"joint.{side}.basis", (whole, -1))
+    basis: Tensor = transform.artifact.tensor(f"joint.{side}.basis", (whole, -1))
     if basis.shape[1] < coded:
-        raise damaged(transform.path, "transform", f"its joint basis of {side} has fewer latents than the plan codes")
-    mean = checked_tensor(transform, f"joint.{side}.mean", (whole,))
+        raise transform.artifact.damaged(f"its joint basis of {side} has fewer latents than the plan codes")
+    mean = transform.artifact.tensor(f"joint.{side}.mean", (whole,))
     return JointCodec(basis[:, :coded].contiguous(), mean, BlockCodec(blocks))

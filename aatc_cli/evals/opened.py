@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aatc_cli.artifacts.artifact import ModelIdentity
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import working
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.subjects import EvalOptions, Subject, origin_of, require_subjects

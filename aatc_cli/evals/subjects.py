@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from aatc_cli.artifacts.artifact import ModelIdentity, require_model
-from aatc_cli.artifacts.files import Plan, load_rated_codecs, load_simulated_codecs, transform_of
+from aatc_cli.artifacts.manifest import ModelIdentity, require_model
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
@@ -56,7 +56,7 @@ def require_subjects(identity: ModelIdentity, subjects: Sequence[Subject]) -> No
     """Raise `ArtifactError` for a plan of another model."""
     for subject in subjects:
         if subject.plan:
-            require_model(identity, subject.plan.artifact.manifest.model, str(subject.plan.artifact.path))
+            require_model(identity, subject.plan.model, str(subject.plan.path))
 
 
 def origin_of(subject: Subject | None, identity: ModelIdentity, options: EvalOptions) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def origin_of(subject: Subject | None, identity: ModelIdentity, options: EvalOpt
         "model_fingerprint": identity.weights_fingerprint,
         "config_hash": identity.config_hash,
         "tokenizer_hash": identity.tokenizer_hash,
-        "plan": plan.artifact.manifest.digest if plan else None,
+        "plan": plan.digest if plan else None,
         "bits": plan.mean_bits if plan else 16.0,
         "bits_packed": plan.layout.bits_packed if plan else 16.0,
         "device": device_name(options.device),
@@ -85,12 +85,9 @@ def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any,
     """One codec per layer and side: the plan's, packed or not, or a float16 cast for the reference."""
     if subject.plan is None:
         return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
-    transform = transform_of(subject.plan)
-    if subject.plan.classes is not None:
-        return list(load_rated_codecs(subject.plan, transform, device))
     if subject.recipe.packed:
-        return list(load_simulated_codecs(subject.plan, transform, device))
-    return list(method_codecs(subject.plan, transform, device))
+        return list(subject.plan.simulated_codecs(device))
+    return list(method_codecs(subject.plan, subject.plan.transform(), device))
 
 
 def placed_codecs(subject: Subject, sites: Sequence[AttentionSite], options: EvalOptions) -> list[dict[Any, Any]]:

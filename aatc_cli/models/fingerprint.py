@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.tensor_file import tensor_bytes
 from aatc_cli.errors import AatcError
 from aatc_cli.models.hash_cache import Hashes, Stamp, recall, remember

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aatc_cli.artifacts.artifact import ModelIdentity, digest_of
+from aatc_cli.artifacts.manifest import ModelIdentity, digest_of
 from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.fingerprint import fingerprint
 from aatc_cli.models.source import ModelSource

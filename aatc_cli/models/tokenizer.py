@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.errors import AatcError
 from aatc_cli.models.attempt import attempt
 from aatc_cli.models.kept import kept

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.artifact import ModelIdentity, TextRecord
 from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.artifacts.manifest import ModelIdentity, TextRecord
 from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.artifact import TextRecord
+from aatc_cli.artifacts.manifest import TextRecord
 from aatc_cli.evals.speed.table import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability.table import COLUMNS, stability_rows
 from aatc_cli.report import figures, series, tables

@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, TensorEntry, digest_of, tensor_digest
 from aatc_cli.artifacts.disk import flush, read_record, replace_directory, unwritable, write_text
 from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, TensorEntry, digest_of
+from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache

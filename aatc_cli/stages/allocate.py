@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, open_artifact, unchanged
-from aatc_cli.artifacts.files import Plan, Run, head_groups_of, load_energies, open_plan, transform_of
-from aatc_cli.artifacts.token_plans import load_classes, require_classes, write_classes
-from aatc_cli.artifacts.versions import versions
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
@@ -21,12 +17,10 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.profiles import dump
 from aatc_cli.stages.method_tables import load_tables
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
-_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
@@ -50,41 +44,36 @@ def allocate(
     if recipe.allocator == "none":
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
-    artifact = _transform_for(recipe, transform or run.transform(recipe.transform_name))
+    made_from = _transform_for(recipe, transform or run.transform(recipe.transform_name))
     with run.lock():
         energies: Energies | None = None
         plans = []
         for budget in budgets:
             target = run.plan(recipe.name, budget)
-            wanted = {
-                "settings": _settings(recipe, budget),
-                "inputs": {"transform": artifact.manifest.digest},
-                "model": artifact.manifest.model.model_dump(mode="json"),
-            }
-            if unchanged(target, "plan", wanted, force=force) is not None:
+            if Plan.exists(target, made_from, recipe, budget, force=force):
                 say(f"allocate: inputs unchanged, nothing to do ({target})")
             else:
-                energies = energies if energies is not None else load_energies(artifact)
-                manifest = _write(target, artifact, energies, recipe, budget)
+                energies = energies if energies is not None else made_from.energies()
+                derived = derive(made_from, energies, recipe, budget)
+                manifest = Plan.write(target, made_from, recipe, budget, *derived)
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
-            plans.append(open_plan(target))
+            plans.append(Plan.open(target))
     return plans
 
 
-def _transform_for(recipe: Recipe, place: Path) -> Artifact:
+def _transform_for(recipe: Recipe, place: Path) -> Transform:
     """The Transform at ``place``, of the kind and the head groups that the recipe asks for."""
     command = _whiten_command(recipe)
     if not place.exists():
         raise ArtifactError(f"there is no transform at {place}", f"run {command} to make it")
-    artifact = open_artifact(place, "transform")
-    kind = artifact.manifest.settings.get("transform")
+    transform = Transform.open(place)
+    kind, found = transform.settings.transform, transform.head_groups
     if kind != recipe.transform:
         raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", f"run {command}")
-    found = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
-    if recipe.head_groups(artifact.manifest.model.geometry.kv_heads, found) != found:
+    if recipe.head_groups(transform.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
         raise UsageError(problem, f"run {command}")
-    return artifact
+    return transform
 
 
 def _whiten_command(recipe: Recipe) -> str:
@@ -98,8 +87,8 @@ def _whiten_command(recipe: Recipe) -> str:
 
 def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
     """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
-    artifact = transform_of(plan, transform)
-    derived, _, _ = derive(artifact, load_energies(artifact), plan.recipe, plan.budget)
+    made_from = plan.transform(transform)
+    derived, _, _ = derive(made_from, made_from.energies(), plan.recipe, plan.budget)
     differences = [
         Difference(layer, side, channel, planned, int(derived.bits[layer][side].flat[channel]))
         for layer, widths in enumerate(plan.bits)
@@ -107,34 +96,23 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    if plan.classes is not None:
-        require_classes(plan.artifact, plan.classes, load_classes(artifact, plan.recipe))
+    if plan.recipe.tokens is not None:
+        plan.classes.require(plan.artifact, made_from.classes(plan.recipe))
     return differences
 
 
 def derive(
-    transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget
+    transform: Transform, energies: Energies, recipe: Recipe, budget: Budget
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
-    geometry = transform.manifest.model.geometry
-    groups = head_groups_of(transform, transform.manifest.settings.get("head_groups"))
+    geometry, groups = transform.geometry, transform.head_groups
     recipe = _for_compressed_layers(recipe, geometry)
     require_blocks(recipe, geometry.channels, groups)
 
     tables = load_tables(transform, recipe)
 
     def layout_of(allocation: Allocation) -> CacheLayout:
-        bits: list[dict[Side, list[int]]] = [
-            {side: layer[side].tolist() for side in SIDES} for layer in allocation.bits
-        ]
-        if allocation.classes is not None:
-            by_class: list[list[dict[Side, list[int]]]] = [
-                [{side: layer[side][k] for side in SIDES} for layer in bits]  # type: ignore[misc]
-                for k in range(allocation.classes.counts.shape[1])
-            ]
-            return TokenLayout.of_classes(recipe, geometry, groups, by_class, allocation.classes.shares.tolist())
-        blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-        return CacheLayout.of_recipe(recipe, geometry, groups, bits, blocks)
+        return TokenLayout.of_plan(recipe, geometry, groups, *_streams(allocation))
 
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
@@ -156,6 +134,19 @@ def derive(
     if best is None:
         raise _too_small(budget, allowed, recipe.window)
     return best
+
+
+def _streams(allocation: Allocation) -> tuple[list[list[dict[Side, list[int]]]], list[list[float]], int]:
+    """Widths of an allocation by class, layer and side, shares of the classes by layer, and blocks of one precision."""
+    bits: list[dict[Side, list[int]]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+    blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
+    if allocation.classes is None:
+        return [bits], [[1.0] for _ in bits], blocks
+    by_class: list[list[dict[Side, list[int]]]] = [
+        [{side: layer[side][k] for side in SIDES} for layer in bits]  # type: ignore[misc]
+        for k in range(allocation.classes.counts.shape[1])
+    ]
+    return by_class, allocation.classes.shares.tolist(), blocks
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:
@@ -203,42 +194,3 @@ def _require_width(recipe: Recipe, bits: float) -> None:
             f"recipe {recipe.name} gives every channel one width, which {bits:g} bits is not",
             f"use --budget with one of {widths}",
         )
-
-
-def _settings(recipe: Recipe, budget: Budget) -> dict[str, Any]:
-    return {"recipe": dump(recipe), "budget": dump(budget)}
-
-
-def _write(target: Path, transform: Artifact, energies: Energies, recipe: Recipe, budget: Budget) -> Manifest:
-    allocation, layout, bits = derive(transform, energies, recipe, budget)
-    channels = 2 * layout.geometry.layers * layout.geometry.channels
-    total = sum(int(layer[side].sum()) for layer in allocation.bits for side in SIDES)
-    mean = layout.mean_bits if isinstance(layout, TokenLayout) else total / channels
-    with ArtifactWriter(target, "plan") as writer:
-        for index, layer in enumerate(allocation.bits):
-            for side in SIDES:
-                writer.add(f"layers.{index}.{side}.bits", torch.from_numpy(layer[side]).to(torch.uint8))
-                if allocation.starts is not None:
-                    begins = torch.from_numpy(allocation.starts[index][side]).to(torch.uint8)
-                    writer.add(f"layers.{index}.{side}.starts", begins)
-        classes = {} if allocation.classes is None else {"classes": write_classes(writer, allocation.classes)}
-        return writer.commit(
-            settings=_settings(recipe, budget),
-            model=transform.manifest.model,
-            inputs={"transform": transform.manifest.digest},
-            results={
-                "bits_mean": mean,
-                "bits_budget": bits,
-                "head_groups": dump(layout.groups),
-                "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
-                "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
-                "layout": layout.recorded(budget.context or _CONTEXT),
-                **classes,
-            },
-            provenance={"versions": versions()},
-        )
-
-
-def _short(value: float) -> float:
-    # nine digits: the last one or two of a logarithm may differ between mathematics libraries, the digest must not
-    return float(f"{value:.9g}")

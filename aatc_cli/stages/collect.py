@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.artifact import Manifest, unchanged
+from aatc_cli.artifacts.artifact import unchanged
 from aatc_cli.artifacts.disk import replace_directory
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import Manifest
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Geometry
 from aatc_cli.console import progress, say, working
 from aatc_cli.errors import AatcError, UsageError
@@ -21,11 +23,11 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_model, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
-from aatc_cli.profiles import ModelProfile, TextMixture, dump
+from aatc_cli.profiles import ModelProfile, TextMixture
 from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
 from aatc_cli.stages.collecting.processes import Processes, joined
-from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
+from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.text.windows import draw_windows
 
 
@@ -81,11 +83,7 @@ def _collect(
             bos=tokenizer.bos,
         )
     check_tokens(drawn.tokens, config)
-    wanted = {
-        "settings": dump(settings),
-        "model": identity.model_dump(mode="json"),
-        "texts": [record.model_dump(mode="json") for record in drawn.records],
-    }
+    wanted = Stats.wanted(settings, identity, drawn.records)
     with run.lock() if processes.first else nullcontext():
         existing = _existing(run, name, wanted, options, processes) if processes.first else None
         if processes.agree(existing is not None):

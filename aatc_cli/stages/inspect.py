@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from aatc_cli.artifacts.artifact import MANIFEST, Artifact, open_artifact, read_manifest
-from aatc_cli.artifacts.files import Run, head_groups_of, open_plan
+from aatc_cli.artifacts.artifact import Noun
+from aatc_cli.artifacts.manifest import MANIFEST, read_manifest
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES
 from aatc_cli.evals.reading import read_result, result_tables
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.inspecting.run import inspect_run
+
+# in place of zero in divisions and logarithms
+_TINY = 1e-300
 
 
 def inspect_path(path: Path, context: int) -> Inspection:
@@ -24,7 +31,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
         return inspect_run(Run(path))
     kind = read_manifest(path).kind
     if kind == "plan":
-        return inspect_plan(open_plan(path), context)
+        return inspect_plan(Plan.open(path), context)
     return _inspect_transform(path) if kind == "transform" else _inspect_stats(path)
 
 
@@ -37,33 +44,31 @@ def _inspect_result(path: Path) -> Inspection:
 
 
 def _inspect_transform(path: Path) -> Inspection:
-    artifact = open_artifact(path, "transform")
+    transform = Transform.open(path)
     sites, rows = [], []
-    for layer in range(artifact.manifest.model.geometry.layers):
+    for layer in range(transform.geometry.layers):
         for side in SIDES:
-            variance = artifact.tensor(f"layers.{layer}.{side}.variance")
-            share = variance / variance.sum().clamp_min(1e-300)
-            rank = float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))
-            top = float(variance.max() / variance.median().clamp_min(1e-300))
+            variance = transform.site(layer, side, "variance", (transform.geometry.channels,))
+            share = variance / max(variance.sum(), _TINY)
+            rank = float(np.exp(-(share * np.log(np.maximum(share, _TINY))).sum()))
+            top = float(variance.max() / max(np.sort(variance)[(variance.size - 1) // 2], _TINY))
             sites.append({"layer": layer, "side": side, "effective_rank": rank, "top_over_median": top})
             rows.append([f"{layer} {side}", f"{rank:.1f}", f"{top:.3g}"])
-    groups = head_groups_of(artifact, artifact.manifest.settings.get("head_groups"))
-    title = f"transform for {artifact.manifest.model.name}, {groups.described}"
+    title = f"transform for {transform.model.name}, {transform.head_groups.described}"
     table = Table(title, ["site", "effective rank", "top / median"], rows)
-    return _artifact_inspection(artifact, {"sites": sites}, table)
+    return _artifact_inspection(transform, {"sites": sites}, table)
 
 
 def _inspect_stats(path: Path) -> Inspection:
-    artifact = open_artifact(path, "stats")
-    manifest = artifact.manifest
-    rows = [[text.name, f"{text.weight:g}", str(text.windows), f"{text.tokens:,}"] for text in manifest.texts]
-    title = f"stats of {manifest.model.name}: {manifest.results['tokens']:,} tokens"
+    stats = Stats.open(path, unfinished=True)
+    rows = [[text.name, f"{text.weight:g}", str(text.windows), f"{text.tokens:,}"] for text in stats.texts]
+    title = f"stats of {stats.model.name}: {stats.tokens:,} tokens"
     table = Table(title, ["text", "weight", "windows", "tokens in source"], rows)
-    return _artifact_inspection(artifact, {"texts": [t.model_dump(mode="json") for t in manifest.texts]}, table)
+    return _artifact_inspection(stats, {"texts": [t.model_dump(mode="json") for t in stats.texts]}, table)
 
 
-def _artifact_inspection(artifact: Artifact, extra: dict[str, Any], table: Table) -> Inspection:
-    manifest = artifact.manifest
+def _artifact_inspection(noun: Noun, extra: dict[str, Any], table: Table) -> Inspection:
+    manifest = noun.manifest
     data = {
         "kind": manifest.kind,
         "digest": manifest.digest,

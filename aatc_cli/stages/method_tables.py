@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import Artifact, damaged
-from aatc_cli.artifacts.token_plans import load_classes
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate_methods import MethodTables
 from aatc_cli.core.head_rates import WIDEST, head_errors
@@ -107,20 +106,20 @@ def joint_tables(layers: list[LayerStats], side: Side) -> dict[str, Tensor]:
     }
 
 
-def load_tables(transform: Artifact, recipe: Recipe) -> MethodTables:
+def load_tables(transform: Transform, recipe: Recipe) -> MethodTables:
     """The tables that the recipe's allocator needs; raises `ArtifactError` when they are not what they must be."""
-    geometry = transform.manifest.model.geometry
+    geometry = transform.geometry
     if recipe.tokens is not None:
-        return MethodTables(classes=load_classes(transform, recipe))
+        return MethodTables(classes=transform.classes(recipe))
     if recipe.allocator not in ("per-head", "block-dp"):
         return MethodTables()
     if recipe.transform == "global":
         joint: dict[Side, tuple[np.ndarray, np.ndarray]] = {}
         for side in SIDES:
-            energy = transform.tensor(f"joint.{side}.energy").numpy()
-            joint[side] = energy, transform.tensor(f"joint.{side}.block_error").numpy()
+            energy = transform.artifact.array(f"joint.{side}.energy")
+            joint[side] = energy, transform.artifact.array(f"joint.{side}.block_error")
             if energy.ndim != 1 or joint[side][1].shape != (energy.size // GRID, len(SIZES), len(WIDTHS)):
-                raise damaged(transform.path, "transform", f"its joint tables of {side} do not fit together")
+                raise transform.artifact.damaged(f"its joint tables of {side} do not fit together")
         return MethodTables(joint=joint)
     per_head = recipe.allocator == "per-head"
     name = "head_error" if per_head else "block_error"
@@ -129,10 +128,10 @@ def load_tables(transform: Artifact, recipe: Recipe) -> MethodTables:
 
 
 def _site_arrays(
-    transform: Artifact, layer: int, name: str, shape: tuple[int, ...]
+    transform: Transform, layer: int, name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[Side, np.ndarray]]:
     for side in SIDES:
-        table = transform.tensor(f"layers.{layer}.{side}.{name}")
-        if tuple(table.shape) != shape or not table.is_floating_point():
-            raise damaged(transform.path, "transform", f"tensor layers.{layer}.{side}.{name} is not of shape {shape}")
-        yield side, table.to(torch.float64).numpy()
+        table = transform.artifact.array(f"layers.{layer}.{side}.{name}")
+        if table.shape != shape or not np.issubdtype(table.dtype, np.floating):
+            raise transform.artifact.damaged(f"tensor layers.{layer}.{side}.{name} is not of shape {shape}")
+        yield side, table.astype(np.float64)

@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aatc_cli import __version__
-from aatc_cli.artifacts.artifact import (
-    MANIFEST,
-    ModelIdentity,
-    TextRecord,
-    damaged,
-    open_artifact,
-    read_manifest,
-    require_model,
-)
 from aatc_cli.artifacts.disk import write_text
 from aatc_cli.artifacts.evaluation import read_evaluations
-from aatc_cli.artifacts.files import Plan, Run, load_energies, open_plan
 from aatc_cli.artifacts.locking import locked, sweep
+from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, TextRecord, read_manifest, require_model
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import read_studies
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats, normalized_energy
 from aatc_cli.errors import AatcError
@@ -82,7 +76,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     """Read everything a report shows from ``run``; raises as `make_report` does."""
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
-    plans = [open_plan(path) for path in run.plans()]
+    plans = [Plan.open(path) for path in run.plans()]
     if not evaluations and not stability and not speed and not plans and not any((run.root / "studies").glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
@@ -130,32 +124,23 @@ def _common_model(
     plans: Sequence[Plan], sources: Sequence[tuple[str, ModelIdentity, list[TextRecord]]]
 ) -> ModelIdentity | None:
     """The one model all artifacts belong to; raises `ArtifactError` when there are two."""
-    named = [(plan.name, plan.artifact.manifest.model) for plan in plans] + [
-        (what, model) for what, model, _ in sources
-    ]
+    named = [(plan.name, plan.model) for plan in plans] + [(what, model) for what, model, _ in sources]
     for what, model in named[1:]:
         require_model(model, named[0][1], what)
     return named[0][1] if named else None
 
 
 def _view(plan: Plan) -> PlanView:
-    results = plan.artifact.manifest.results
-    try:
-        predicted = {side: float(results["predicted"][side]) for side in SIDES}
-        level = {side: float(results["water_level"][side]) for side in SIDES}
-        mean = float(results["bits_mean"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(plan.artifact.path, "plan", "its results are not those of a plan") from error
     return PlanView(
         recipe=plan.recipe.name,
         budget=plan.budget.label,
-        digest=plan.artifact.manifest.digest,
+        digest=plan.digest,
         protected=plan.geometry.leading(plan.recipe.protect.layers),
         groups=plan.groups,
         bits=plan.bits,
-        bits_mean=mean,
-        predicted=predicted,
-        water_level=level,
+        bits_mean=plan.mean_bits,
+        predicted=dict(plan.predicted),
+        water_level=dict(plan.water_level),
         layout=plan.layout,
     )
 
@@ -168,11 +153,11 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
     place = run.transform(recipe.transform_name)
     if not place.exists():
         return Absent(f"No transform {recipe.transform_name!r} in this run to take the spectrum from: aatc whiten")
-    transform = open_artifact(place, "transform")
+    transform = Transform.open(place)
     chosen = [plan for plan in plans if plan.recipe == recipe]
-    if any(plan.artifact.manifest.inputs.get("transform") != transform.manifest.digest for plan in chosen):
+    if not all(plan.made_from(transform) for plan in chosen):
         return Absent(f"The plans of {recipe.name} were not made from this run's transform: aatc allocate --force")
-    energies = load_energies(transform)
+    energies = transform.energies()
     last = len(energies) - 1
     first = min(chosen[0].geometry.leading(recipe.protect.layers), last)
     layers = tuple(sorted({first, (first + last) // 2, last}))

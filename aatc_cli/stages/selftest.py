@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.files import Plan, Run, load_codecs, transform_of
+from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import make_budget
 from aatc_cli.console import hushed
 from aatc_cli.errors import AatcError
@@ -25,7 +28,7 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import collect
-from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
+from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.eval import evaluate
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.text.windows import consecutive_windows
@@ -85,14 +88,15 @@ class Selftest:
             self._plans += allocate(self._run, load_recipe("paper"), [make_budget(bits=3.0)])
         if check(self._plans[0]):
             raise AatcError("the plan is not derived again to the same widths", "report this: it must never happen")
-        return f"3 bits, derived twice alike; digest {self._plans[0].artifact.manifest.digest[:12]}"
+        return f"3 bits, derived twice alike; digest {self._plans[0].digest[:12]}"
 
     def _eval(self) -> str:
         settings = Settings(text=(f"{_TEXT}-test",), length=_LENGTH, limit=1, first=140)
         subjects = [Subject(load_recipe("fp16"), None), Subject(self._plans[0].recipe, self._plans[0])]
         call = Call(self._run, EvalOptions(), self._source, subjects=subjects)
         with hushed():
-            low, high = (found.kl_mean for found in evaluate(find_task("kl"), call, settings))
+            found = evaluate(find_task("kl"), call, settings)
+        low, high = (one.kl_mean if isinstance(one, Evaluation) else None for one in found)
         if low is None or high is None or not low < high < 10:
             raise AatcError(f"KL of {low} nats uncompressed and {high} at 3 bits", "report this: it must never happen")
         return f"KL {low:.2g} nats in float16, {high:.2g} at 3 bits"
@@ -105,8 +109,7 @@ class Selftest:
         ids = consecutive_windows(_TEXT, tokenizer.encode, length=_LENGTH, limit=1, bos=tokenizer.bos).tokens
         model = load_model(self._source).double()
         codecs: list[dict[Any, Any]] = [
-            {side: codec.to("cpu", torch.float64) for side, codec in layer.items()}
-            for layer in load_codecs(plan, transform_of(plan), "cpu")
+            {side: codec.to("cpu", torch.float64) for side, codec in layer.items()} for layer in plan.codecs("cpu")
         ]
         window = plan.recipe.window
         expected = method_logits(model, attention_sites(model), Method("", codecs, window, "pre-rope"), ids, 0)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Manifest, require_model, unchanged
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats, write_site
-from aatc_cli.artifacts.token_plans import received_lags
-from aatc_cli.artifacts.versions import versions
-from aatc_cli.config import HeadGroups, Settings
+from aatc_cli.artifacts.artifact import unchanged
+from aatc_cli.artifacts.manifest import Manifest, require_model
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
+from aatc_cli.artifacts.transform import Transform, TransformKind, WhitenedLayer, WhitenSettings
+from aatc_cli.config import HeadGroups
 from aatc_cli.console import progress, say
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
@@ -26,20 +26,8 @@ from aatc_cli.core.weights import channel_scales, fisher_weights, latent_varianc
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.methods.recipe import GroupChoice, chosen_groups, transform_name
 from aatc_cli.models.placement import find_device
-from aatc_cli.profiles import dump
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
 from aatc_cli.stages.method_tables import joint_tables, site_mean, site_tables
-
-TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
-
-
-class WhitenSettings(Settings):
-    """What is computed from the Stats."""
-
-    transform: TransformKind = "whiten"
-    head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
-    percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
-    shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
 
 
 def whiten(
@@ -63,81 +51,55 @@ def whiten(
     not divide the kv heads, `AatcError` for a device that is not there.
     """
     place = find_device(device)
-    basis, rates = open_stats(transform_stats), open_stats(rate_stats)
-    require_model(basis.manifest.model, rates.manifest.model, str(rate_stats))
-    geometry = rates.manifest.model.geometry
-    groups = head_groups if head_groups is not None else int(rates.manifest.settings["head_groups"])
+    basis, rates = Stats.open(transform_stats), Stats.open(rate_stats)
+    require_model(basis.model, rates.model, str(rate_stats))
+    geometry = rates.geometry
+    groups = head_groups if head_groups is not None else rates.settings.head_groups
     if groups < 1 or geometry.kv_heads % groups:
         raise UsageError(
             f"--head-groups {groups} does not divide the model's {geometry.kv_heads} kv heads",
             f"use one of {[g for g in range(1, geometry.kv_heads + 1) if geometry.kv_heads % g == 0]}",
         )
-    if transform in ("metric", "codebook") and not basis.manifest.results.get("fisher_windows"):
+    if transform in ("metric", "codebook") and not basis.fisher_windows:
         raise ArtifactError(
             f"{basis.path} holds no loss gradients, which the {transform} transform is made from",
             "collect with --fisher N (64 windows or more serve well), into the same run with --force",
         )
     chosen = chosen_groups(key_groups, value_groups, geometry.kv_heads, HeadGroups.both(groups))
     settings = WhitenSettings(transform=transform, head_groups=chosen, percentile=percentile, shrinkage=shrinkage)
-    inputs = {"transform_stats": basis.manifest.digest, "rate_stats": rates.manifest.digest}
     target = run.transform(transform_name(transform, key_groups, value_groups))
     with run.lock():
-        wanted = {"settings": dump(settings), "inputs": inputs, "model": rates.manifest.model.model_dump(mode="json")}
-        existing = unchanged(target, "transform", wanted, force=force)
+        existing = unchanged(target, "transform", Transform.wanted(settings, basis, rates), force=force)
         if existing is not None:
             say(f"whiten: inputs unchanged, nothing to do ({target})")
             return existing
-        manifest = _write(target, basis, rates, settings, inputs, place)
+        manifest = _write(target, basis, rates, settings, place)
     say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {chosen.described} -> {target}")
     return manifest
 
 
-@dataclass(frozen=True)
-class WhitenedLayer:
-    """What `whiten` writes of one layer, on the CPU: the codec and two weights of each side, and tensors by name."""
-
-    sites: dict[Side, tuple[TransformCodec, Tensor, Tensor]]
-    tables: dict[str, Tensor]
-
-
-def _write(
-    target: Path,
-    basis: Artifact,
-    rates: Artifact,
-    settings: WhitenSettings,
-    inputs: dict[str, str],
-    device: torch.device,
-) -> Manifest:
-    model = rates.manifest.model
-    watched = received_lags(rates)
-    same = basis.manifest.digest == rates.manifest.digest
+def _write(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: torch.device) -> Manifest:
+    count, same, watched = rates.geometry.layers, basis.digest == rates.digest, rates.received_lags is not None
 
     def whitened(layer: int) -> WhitenedLayer:
-        rate_layer = load_layer_stats(rates, layer)
-        basis_layer = rate_layer if same else load_layer_stats(basis, layer)
-        found = whiten_layer(basis_layer, rate_layer, settings, device, watched=bool(watched))
-        return replace(found, tables={f"layers.{layer}.{name}": tensor for name, tensor in found.tables.items()})
+        rate_layer = rates.layer(layer)
+        basis_layer = rate_layer if same else basis.layer(layer)
+        return whiten_layer(basis_layer, rate_layer, settings, device, watched=watched)
 
-    with ArtifactWriter(target, "transform") as writer, progress("whiten", model.geometry.layers) as ticker:
-        for layer, found in enumerate(ahead(whitened, model.geometry.layers, workers_of(device))):
-            for side in SIDES:
-                write_site(writer, layer, side, *found.sites[side])
-            for name, tensor in found.tables.items():
-                writer.add(name, tensor)
-            ticker.advance()
+    def joint() -> Iterator[tuple[str, Tensor]]:
         if settings.transform == "global":
-            layers = [_rows_alone(load_layer_stats(basis, layer)) for layer in range(model.geometry.layers)]
+            layers = [_rows_alone(basis.layer(layer)) for layer in range(count)]
             for side in SIDES:
-                for name, tensor in joint_tables(layers, side).items():
-                    writer.add(f"joint.{side}.{name}", tensor)
-        return writer.commit(
-            settings=dump(settings),
-            model=model,
-            inputs=inputs,
-            texts=rates.manifest.texts,
-            results={key: rates.manifest.results[key] for key in ("tokens", "fisher_windows")} | watched,
-            provenance={"versions": versions(), "device": str(device)},
-        )
+                yield from ((f"{side}.{name}", tensor) for name, tensor in joint_tables(layers, side).items())
+
+    with progress("whiten", count) as ticker:
+
+        def layers() -> Iterator[WhitenedLayer]:
+            for found in ahead(whitened, count, workers_of(device)):
+                yield found
+                ticker.advance()
+
+        return Transform.write(target, settings, basis, rates, layers(), joint(), device=str(device))
 
 
 def whiten_layer(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aatc_cli.artifacts.artifact import Artifact
-from aatc_cli.artifacts.files import load_energies
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget
 from aatc_cli.core.allocate import Energies
 from aatc_cli.errors import AatcError
@@ -23,16 +22,16 @@ _TOO_FAR = 0.25
 class Matcher:
     """Finds budgets of one recipe; what was derived for one rate serves the next."""
 
-    transform: Artifact
+    transform: Transform
     recipe: Recipe
     energies: Energies
     known: dict[int, float | None] = field(default_factory=dict)
     refusal: AatcError | None = None
 
     @classmethod
-    def of(cls, transform: Artifact, recipe: Recipe) -> Matcher:
+    def of(cls, transform: Transform, recipe: Recipe) -> Matcher:
         """For plans of ``recipe`` made from ``transform``."""
-        return cls(transform, recipe, load_energies(transform))
+        return cls(transform, recipe, transform.energies())
 
     def budget(self, target: float) -> Budget:
         """The budget whose plan comes nearest to ``target`` packed bits (`bits_packed`).

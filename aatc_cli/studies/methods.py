@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aatc_cli.artifacts.artifact import open_artifact, read_manifest
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import read_manifest
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyRow
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
@@ -78,7 +79,7 @@ class Methods:
         return list(found.values())
 
     def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Entrant]:
-        place = self.run if method.stats is None else Run(self.run.root / "studies" / method.stats)
+        place = self.run if method.stats is None else self.run.within("studies", method.stats)
         suffix = "" if method.stats is None else f" ({method.stats})"
         plain = StudyRow(
             name=recipe.name + suffix,
@@ -107,7 +108,7 @@ class Methods:
             assert subject.plan is not None
             update = {
                 "budget": subject.plan.budget.label,
-                "plan": subject.plan.artifact.manifest.digest,
+                "plan": subject.plan.digest,
                 "bits": subject.plan.mean_bits,
                 "bits_packed": subject.plan.layout.bits_packed,
                 "ratio": subject.plan.layout.ratio(_PAPER_CONTEXT),
@@ -129,13 +130,13 @@ class Methods:
 
     def _matched(self, place: Run, recipe: Recipe, row: StudyRow) -> Budget:
         assert row.asked is not None
-        transform = open_artifact(place.transform(recipe.transform_name), "transform")
+        transform = Transform.open(place.transform(recipe.transform_name))
         known = self.known.get(row.name)
         if known is not None and known.budget is not None and not self.force:
             budget = Budget(unit="bits", value=float(known.budget))
             path = place.plan(recipe.name, budget)
             plan = read_manifest(path) if path.exists() else None
-            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.manifest.digest}:
+            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.digest}:
                 return budget
         if transform.path not in self.matchers or self.matchers[transform.path].recipe != recipe:
             self.matchers[transform.path] = Matcher.of(transform, recipe)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import ModelIdentity
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
+from aatc_cli.artifacts.transform import TransformKind, WhitenSettings
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Geometry, Window
 from aatc_cli.console import say
@@ -35,9 +37,9 @@ from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
-from aatc_cli.stages.collecting.settings import CollectOptions, CollectSettings
+from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.stopwatch import clock
-from aatc_cli.stages.whiten import TransformKind, WhitenSettings, whiten, whiten_layer
+from aatc_cli.stages.whiten import whiten, whiten_layer
 
 # rotary base of Llama 3.1
 _THETA = 500_000.0
@@ -250,8 +252,8 @@ def _whitened(bench: OfflineBench, size: Size, place: Run) -> list[SpeedRow]:
         seconds = [command(kind) for _ in range(_PASSES)]
         rows.append(speed_row("whiten", samples, len(job.layers), f"{kind}, command", seconds, seconds))
         say(f"eval: aatc whiten --transform {kind} of {len(job.layers)} layers: {min(seconds):.2f} s at best")
-    stats = open_stats(place.stats())
-    layers = [load_layer_stats(stats, layer) for layer in range(min(_COMPARED, len(job.layers)))]
+    stats = Stats.open(place.stats())
+    layers = [stats.layer(layer) for layer in range(min(_COMPARED, len(job.layers)))]
     for kind in _KINDS:
         host = torch.device("cpu")
         times = {str(where): [some(kind, where, layers) for _ in range(_PASSES)] for where in (host, device)}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from aatc_cli.artifacts.evaluation import Measurement
-from aatc_cli.artifacts.files import Run
 from aatc_cli.artifacts.locking import locked
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, update_study
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aatc_cli.artifacts.artifact import Artifact, require_model
-from aatc_cli.artifacts.files import Run, open_stats
+from aatc_cli.artifacts.manifest import require_model
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.config import Budget, make_budget
 from aatc_cli.errors import UsageError
 from aatc_cli.evals import Task
@@ -43,9 +43,9 @@ def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
     # what is under evaluation is made below: the model is opened with the recipes that it will be made of
     named = [Subject(recipe, None) for recipe in recipes]
     opened = open_subjects(task.name, call.run, call.source, named, call.options, call.profile)
-    artifacts = [open_stats(path) for path in stats]
+    artifacts = [Stats.open(path) for path in stats]
     for artifact in artifacts:
-        require_model(opened.identity, artifact.manifest.model, str(artifact.path))
+        require_model(opened.identity, artifact.model, str(artifact.path))
     return [
         measure(
             opened, settings, [_calibrated(opened, artifact, recipe, make_budget(bits=bits)) for artifact in artifacts]
@@ -55,9 +55,9 @@ def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
     ]
 
 
-def _calibrated(opened: Opened, stats: Artifact, recipe: Recipe, budget: Budget) -> Calibrated:
+def _calibrated(opened: Opened, stats: Stats, recipe: Recipe, budget: Budget) -> Calibrated:
     """The plan made from these Stats alone, with its Transform in a run of their own; raises where other ones lie."""
-    place, force = Run(opened.run.root / "stability" / stats.path.name), opened.options.force
+    place, force = opened.run.within("stability", stats.path.name), opened.options.force
     whiten(
         place,
         transform_stats=stats.path,

@@ -10,7 +10,8 @@ from fractions import Fraction
 
 import torch
 
-from aatc_cli.artifacts.artifact import TextRecord, tensor_digest
+from aatc_cli.artifacts.manifest import TextRecord
+from aatc_cli.artifacts.tensor_file import tensor_digest
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.text.sources import FORMS, TextSource, documents, parse_source
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS
-from aatc_cli.artifacts.files import Run, open_plan
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 
 LENGTH = 48
 
@@ -521,7 +522,7 @@ def test_two_writers(refuses: Any, collect: Any, run_folder: Path) -> None:
         refuses(*collect(), says=says, folder=run_folder)
         refuses("whiten", "--run", run_folder, "--force", says=says, folder=run_folder)
         refuses("allocate", "--run", run_folder, "--budget", 4, says=says, folder=run_folder)
-    assert open_plan(run_folder / "plans" / "paper-3").name == "paper-3"
+    assert Plan.open(run_folder / "plans" / "paper-3").name == "paper-3"
 
 
 def test_the_disk_is_full(refuses: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluations
-from aatc_cli.artifacts.files import open_plan
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.cli.options import GROUPS
 from aatc_cli.evals import TASKS, Task
 
@@ -91,8 +91,8 @@ def test_the_whole_pipeline_with_json(aatc: Any, collect: Any, tiny_llama: Path,
     assert [Path(fact["plan"]).name for fact in plans.json] == names
     assert sorted(p.name for p in (run / "plans").iterdir()) == names
     for fact in plans.json:
-        plan = open_plan(Path(fact["plan"]))
-        assert fact["digest"] == plan.artifact.manifest.digest
+        plan = Plan.open(Path(fact["plan"]))
+        assert fact["digest"] == plan.digest
         assert fact["bits_mean"] == plan.mean_bits
         assert fact["bytes_total"] == plan.layout.bytes(8192)
 
@@ -132,13 +132,13 @@ def test_tables_for_people(aatc: Any, collect: Any, tmp_path: Path) -> None:
     assert aatc("whiten", "--run", run).out.startswith(f"{run / 'transforms' / 'whiten'} ")
     out = aatc("allocate", "--run", run, "--budget", 3).out
     assert "packed bits" in out
-    plan = open_plan(run / "plans" / "paper-3")
-    assert plan.artifact.manifest.digest[:12] in out
+    plan = Plan.open(run / "plans" / "paper-3")
+    assert plan.digest[:12] in out
     out = aatc("inspect", "--run", run, "--recipe", "paper", "--budget", 3).out
     assert "channels at 0..16 bits" in out
     assert f"{plan.layout.bytes(8192):,}" in out
     out = aatc("allocate", "--check", run / "plans" / "paper-3").out
-    assert out == f"{run / 'plans' / 'paper-3'}: identical ({plan.artifact.manifest.digest[:12]})\n"
+    assert out == f"{run / 'plans' / 'paper-3'}: identical ({plan.digest[:12]})\n"
 
 
 def test_nothing_to_do_says_so_and_touches_nothing(aatc: Any, collect: Any, tmp_path: Path, snapshot: Any) -> None:
@@ -271,8 +271,8 @@ def test_run_and_model_from_the_environment(
 
 def test_check_prints_the_difference_and_exits_1(aatc: Any, run_folder: Path, snapshot: Any) -> None:
     path = run_folder / "plans" / "paper-3"
-    plan = open_plan(path)
-    manifest, parts = plan.artifact.manifest, dict(plan.artifact.tensors())
+    plan = Plan.open(path)
+    manifest, parts = plan.manifest, dict(plan.artifact.tensors())
     old = int(parts["layers.2.v.bits"][5])
     parts["layers.2.v.bits"][5] = old + 1
     with ArtifactWriter(path, "plan") as writer:
@@ -304,7 +304,7 @@ def test_check_with_a_transform_elsewhere(aatc: Any, run_folder: Path, tmp_path:
 def test_ratio_and_bytes_are_met(aatc: Any, run_folder: Path, options: tuple[str, object]) -> None:
     facts = aatc("allocate", "--run", run_folder, *options, "--context", 8192, "--json").json
     assert len(facts) == 1
-    plan = open_plan(Path(facts[0]["plan"]))
+    plan = Plan.open(Path(facts[0]["plan"]))
     if options[0] == "--ratio":
         assert 3.5 <= plan.layout.ratio(8192) < 3.6
     else:

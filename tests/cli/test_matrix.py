@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
-from aatc_cli.artifacts.artifact import MANIFEST
+from aatc_cli.artifacts.manifest import MANIFEST
 from aatc_cli.cli import app
 
 # what a value must be wrong beside: other options without which this one is not looked at

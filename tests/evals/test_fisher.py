@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override
@@ -16,7 +17,6 @@ from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages.collecting import fisher
 from aatc_cli.stages.collecting import passes as collect_passes
 from aatc_cli.stages.collecting.fisher import fisher_pass, sample_labels
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 WINDOW = Window(sinks=1, recent=4, flush=2)
 LENGTH, FIRST_READER = 40, 5  # query 5 is the first whose cache of 6 is more than sinks and window hold

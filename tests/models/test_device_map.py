@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.artifact import open_artifact
-from aatc_cli.artifacts.files import Run, open_plan
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window, make_budget
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.subjects import EvalOptions, Subject
@@ -24,7 +26,6 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 ONE = {"": "cpu"}
 ON_DISK = {
@@ -88,7 +89,7 @@ def test_evaluations_are_those_of_a_plain_model(
     measured: Any, tiny_llama: Path, run_folder: Path, corpus: Path, mapped: Any, placed: dict[str, str]
 ) -> None:
     run = Run(run_folder)
-    plan = open_plan(run.plan("paper", make_budget(bits=3.0)))
+    plan = Plan.open(run.plan("paper", make_budget(bits=3.0)))
     subjects = [Subject(plan.recipe, plan)]
     asked = {"text": [corpus], "length": 256, "limit": 1, "first": 160}
     [plain] = measured("kl", run, tiny_llama, subjects, **asked)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes
 from aatc_cli.errors import AatcError

@@ -115,13 +115,13 @@ class Server:
 
     def prepare_cache(self, model: str, plan: str, tokens: int) -> dict[str, Any]:
         """Fill a cache of ``tokens`` tokens under a plan; it and its session stay open."""
-        from aatc_cli.artifacts.files import load_codecs, open_plan, transform_of
+        from aatc_cli.artifacts.plan import Plan
         from aatc_cli.models.loading import find_model, load_model
         from aatc_cli.runtime.session import compressed
 
-        opened = open_plan(Path(plan))
+        opened = Plan.open(Path(plan))
         loaded = load_model(find_model(model), dtype="bfloat16")
-        codecs = load_codecs(opened, transform_of(opened), "cpu")
+        codecs = opened.codecs("cpu")
         if self.held is not None:
             self.held.__exit__(None, None, None)
         self.held = compressed(loaded, codecs, opened.recipe.window)
@@ -134,7 +134,8 @@ class Server:
 
     def digest(self, cache: Any) -> str:
         """One hash over all tensors of a cache."""
-        from aatc_cli.artifacts.artifact import digest_of, tensor_digest
+        from aatc_cli.artifacts.manifest import digest_of
+        from aatc_cli.artifacts.tensor_file import tensor_digest
 
         return digest_of({name: tensor_digest(tensor) for name, tensor in cache.state.tensors().items()})
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from aatc_cli.artifacts.artifact import open_artifact, read_manifest
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.manifest import read_manifest
 
 SERVER = Path(__file__).with_name("children.py")
 
@@ -202,7 +203,7 @@ class Workshop:
     def contents(self, name: str, run: Path) -> dict[str, str]:
         """What a command's readers accept of its results, by path; fails for anything in sight that they refuse."""
         from aatc_cli.artifacts.evaluation import read_evaluation
-        from aatc_cli.artifacts.files import Run
+        from aatc_cli.artifacts.run import Run
         from aatc_cli.artifacts.study import read_study
 
         place, found = Run(run), {}

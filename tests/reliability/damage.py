@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, digest_of, tensor_digest
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, digest_of
+from aatc_cli.artifacts.tensor_file import tensor_digest
 
 JUNK: tuple[Any, ...] = (
     None,

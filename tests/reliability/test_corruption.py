@@ -17,17 +17,12 @@ import pytest
 import torch
 
 import aatc_cli
-from aatc_cli.artifacts.artifact import open_artifact, tensor_digest
 from aatc_cli.artifacts.evaluation import read_evaluation
-from aatc_cli.artifacts.files import (
-    Run,
-    load_codecs,
-    load_energies,
-    load_layer_stats,
-    open_plan,
-    open_stats,
-    transform_of,
-)
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
+from aatc_cli.artifacts.tensor_file import tensor_digest
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
@@ -77,19 +72,19 @@ class Shelf:
             groups = [(group.rows, group.offset, group.length) for group in state.groups]
             return state.columns, groups, _bytes(state.tensors())
         if kind == "stats":
-            opened = open_stats(place.stats())
+            opened = Stats.open(place.stats())
             for layer in range(opened.manifest.model.geometry.layers):
-                load_layer_stats(opened, layer)
+                opened.layer(layer)
         elif kind == "transform":
-            opened = open_artifact(place.transform("whiten"), "transform")
-            load_energies(opened)
-            plan = open_plan(self.place("plan", run))
-            for layer in load_codecs(plan, transform_of(plan), "cpu"):
+            opened = Transform.open(place.transform("whiten"))
+            opened.energies()
+            plan = Plan.open(self.place("plan", run))
+            for layer in plan.codecs("cpu"):
                 assert all(bool((layer[side].scale > 0).all()) for side in SIDES)
         else:
-            opened = open_plan(path).artifact
+            opened = Plan.open(path)
         hashed = opened.manifest.model_dump(mode="json", exclude={"provenance"})
-        return hashed, _bytes(dict(opened.tensors()))
+        return hashed, _bytes(dict(opened.artifact.tensors()))
 
 
 def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
@@ -104,11 +99,11 @@ def shelf(
     from aatc_cli.evals.subjects import Subject
 
     run = Path(shutil.copytree(base_run, tmp_path_factory.mktemp("shelf") / "run"))
-    plan = open_plan(run / "plans" / "paper-3")
+    plan = Plan.open(run / "plans" / "paper-3")
     source = find_model(str(tiny_llama))
     measured("kl", Run(run), tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=160, limit=1)
     model = load_model(source, dtype="bfloat16")
-    with compressed(model, load_codecs(plan, transform_of(plan), "cpu"), plan.recipe.window) as session:
+    with compressed(model, plan.codecs("cpu"), plan.recipe.window) as session:
         cache = session.new_cache()
         ids, mask = torch.arange(2 * 170).view(2, 170) % 256, torch.ones(2, 170, dtype=torch.long)
         mask[0, :9] = 0

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity, TextRecord, open_artifact
+from aatc_cli.artifacts.artifact import ArtifactWriter
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run, load_energies, write_site
+from aatc_cli.artifacts.manifest import ModelIdentity, TextRecord
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import allocate, normalized_energy
@@ -24,7 +26,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.methods.recipe import Protection, Recipe
-from aatc_cli.profiles import load_recipe
+from aatc_cli.profiles import dump, load_recipe
 from aatc_cli.report import figures, series, tables
 from aatc_cli.report.data import ReportData
 from aatc_cli.report.groups import distortion_groups, quality_groups
@@ -73,11 +75,12 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
                 )
                 weight = torch.tensor(rng.lognormal(0, 0.5, channels))
                 write_site(writer, layer, side, codec, weight, torch.zeros_like(weight))
-        return writer.commit(settings={"transform": "whiten"}, model=model, texts=texts).digest
+        results = {"tokens": 4096, "fisher_windows": 0}
+        return writer.commit(settings=dump(WhitenSettings()), model=model, texts=texts, results=results).digest
 
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
-    energies = load_energies(open_artifact(run.transform("whiten"), "transform"))
+    energies = Transform.open(run.transform("whiten")).energies()
     result = allocate(energies, chosen, bits)
     budget = Budget(unit="bits", value=bits)
     with ArtifactWriter(run.plan(chosen.name, budget), "plan") as writer:
@@ -501,7 +504,7 @@ def test_spectrum_is_sorted_energy_with_the_plans_levels(
 ) -> None:
     panels = series.spectrum_series(data.spectrum)  # type: ignore[arg-type]
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
-    energies = load_energies(open_artifact(made[0].transform("whiten"), "transform"))
+    energies = Transform.open(made[0].transform("whiten")).energies()
     for panel in panels:
         energy = normalized_energy(energies[panel.layer][panel.side], panel.side, recipe("paper"))
         assert panel.energy == tuple(sorted(energy.tolist(), reverse=True))

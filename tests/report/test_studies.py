@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core.layout import CacheLayout

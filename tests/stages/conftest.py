@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.artifact import Artifact, open_artifact
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 
 def launch(arguments: Sequence[str], run: Path, processes: int, seconds: int = 300) -> subprocess.CompletedProcess[str]:

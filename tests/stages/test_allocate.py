@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
-from aatc_cli.artifacts.files import Plan, Run, load_codecs, load_energies, open_plan, transform_of
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Budget, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import normalized_energy
@@ -19,7 +21,6 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 CHANNELS = 2 * 4 * 32
@@ -48,21 +49,21 @@ def test_one_plan_for_each_budget(run_folder: Path) -> None:
         for side in SIDES:
             spent = sum(sum(layer[side]) for layer in plan.bits)
             assert 0.99 * wanted * CHANNELS / 2 < spent <= wanted * CHANNELS / 2
-    assert len({plan.artifact.manifest.digest for plan in plans}) == 3
+    assert len({plan.digest for plan in plans}) == 3
 
 
 def test_protected_layers_get_the_average_and_the_extra(base_run: Path) -> None:
-    plan = open_plan(base_run / "plans" / "paper-3")
+    plan = Plan.open(base_run / "plans" / "paper-3")
     for layer in range(3):
         assert sum(plan.bits[layer]["k"]) == 4 * 32
         assert sum(plan.bits[layer]["v"]) == 3 * 32
 
 
 def test_the_same_transform_and_settings_give_the_same_digest(run_folder: Path) -> None:
-    before = open_plan(run_folder / "plans" / "paper-3").artifact.manifest.digest
+    before = Plan.open(run_folder / "plans" / "paper-3").digest
     again = plan_of(run_folder, bits(3.0), load_recipe("paper"), force=True)
-    assert again.artifact.manifest.digest == before
-    assert plan_of(run_folder, bits(3.0)).artifact.manifest.digest != before
+    assert again.digest == before
+    assert plan_of(run_folder, bits(3.0)).digest != before
 
 
 def test_unchanged_changed_and_forced(run_folder: Path, snapshot: Any, capsys: Any) -> None:
@@ -93,7 +94,7 @@ def test_another_transform_under_the_same_name_is_noticed(run_folder: Path) -> N
 def test_a_ratio_is_met(run_folder: Path, ratio: float, context: int) -> None:
     plan = plan_of(run_folder, make_budget(ratio=ratio, context=context))
     assert ratio <= plan.layout.ratio(context) < 1.05 * ratio
-    assert plan.artifact.manifest.results["layout"]["ratio"] == plan.layout.ratio(context)
+    assert plan.manifest.results["layout"]["ratio"] == plan.layout.ratio(context)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_size_is_met(run_folder: Path, name: str, size: str) -> None:
 def test_more_than_enough_bytes_give_sixteen_bits(run_folder: Path) -> None:
     plan = plan_of(run_folder, make_budget(ratio=0.5, context=8192))
     assert plan.layout.ratio(8192) >= 0.5
-    assert plan.artifact.manifest.results["bits_budget"] == 16.0
+    assert plan.manifest.results["bits_budget"] == 16.0
 
 
 @pytest.mark.parametrize(
@@ -165,8 +166,8 @@ def test_recipes_that_do_not_fit(run_folder: Path) -> None:
 
 def test_an_identity_plan(run_folder: Path) -> None:
     plan = plan_of(run_folder, bits(2.0), FREE.model_copy(update={"name": "plain", "transform": "identity"}))
-    assert transform_of(plan).manifest.settings["transform"] == "identity"
-    codecs = load_codecs(plan, transform_of(plan), "cpu")
+    assert plan.transform().manifest.settings["transform"] == "identity"
+    codecs = plan.codecs("cpu")
     assert torch.equal(codecs[0]["k"].encode, torch.eye(32)[None])
     assert check(plan) == []
 
@@ -211,8 +212,8 @@ def test_check_of_a_loss_aware_plan(tiny_llama: Path, corpus: Path, tmp_path: Pa
     plan = plan_of(tmp_path, bits(2.0), load_recipe("loss-aware"))
     assert 1.98 < plan.mean_bits <= 2.0
     assert check(plan) == []
-    rewrite(plan.artifact.path, "plan", lambda parts: parts["layers.1.k.bits"].__setitem__(0, 0))
-    assert [(found.layer, found.side, found.channel) for found in check(open_plan(plan.artifact.path))] == [(1, "k", 0)]
+    rewrite(plan.path, "plan", lambda parts: parts["layers.1.k.bits"].__setitem__(0, 0))
+    assert [(found.layer, found.side, found.channel) for found in check(Plan.open(plan.path))] == [(1, "k", 0)]
 
 
 def test_check_of_budgets_in_bytes(run_folder: Path) -> None:
@@ -227,8 +228,8 @@ def test_check_names_every_difference(run_folder: Path) -> None:
         parts["layers.2.v.bits"][7] += 1
         parts["layers.0.k.bits"][31] = 16
 
-    rewrite(plan.artifact.path, "plan", change)
-    assert check(open_plan(plan.artifact.path)) == [
+    rewrite(plan.path, "plan", change)
+    assert check(Plan.open(plan.path)) == [
         Difference(0, "k", 31, 16, plan.bits[0]["k"][31]),
         Difference(2, "v", 7, old + 1, old),
     ]
@@ -259,16 +260,16 @@ def test_plans_with_widths_they_cannot_have(run_folder: Path, change: Any, says:
     path = run_folder / "plans" / "paper-3"
     rewrite(path, "plan", change)
     with pytest.raises(ArtifactError) as caught:
-        open_plan(path)
+        Plan.open(path)
     assert says in caught.value.message
     assert "aatc allocate --force" in str(caught.value.hint)
 
 
 def test_widths_below_the_recipe_s_own_least(run_folder: Path) -> None:
     plan = plan_of(run_folder, bits(3.0), FREE.model_copy(update={"min_bits": 1}))
-    rewrite(plan.artifact.path, "plan", lambda parts: parts["layers.0.k.bits"].__setitem__(0, 0))
+    rewrite(plan.path, "plan", lambda parts: parts["layers.0.k.bits"].__setitem__(0, 0))
     with pytest.raises(ArtifactError, match="the widths of layer 0 k are out of range"):
-        open_plan(plan.artifact.path)
+        Plan.open(plan.path)
 
 
 @pytest.mark.parametrize("groups", [0, -1, 1.0, "1", None, True])
@@ -277,7 +278,7 @@ def test_plans_with_head_groups_that_are_none(run_folder: Path, groups: object) 
     for recorded in (groups, {"k": 1, "v": groups}, {"k": 1}, {"k": 1, "v": 1, "q": 1}):
         rewrite(path, "plan", results={"head_groups": recorded})
         with pytest.raises(ArtifactError, match=r"are not head groups of keys and values"):
-            open_plan(path)
+            Plan.open(path)
 
 
 @pytest.mark.parametrize(
@@ -287,14 +288,14 @@ def test_plans_with_head_groups_that_do_not_divide(run_folder: Path, groups: tup
     path = run_folder / "plans" / "paper-3"
     rewrite(path, "plan", results={"head_groups": dict(zip("kv", groups, strict=True))})
     with pytest.raises(ArtifactError, match=f"{says} do not divide 2 kv heads"):
-        open_plan(path)
+        Plan.open(path)
 
 
 def test_plans_with_the_head_groups_of_another_transform(run_folder: Path) -> None:
     path = run_folder / "plans" / "paper-3"
     rewrite(path, "plan", results={"head_groups": {"k": 1, "v": 2}})
     with pytest.raises(ArtifactError, match="its 1 head group of keys and 2 of values are not those of its transform"):
-        check(open_plan(path))
+        check(Plan.open(path))
 
 
 def test_recipes_of_different_head_groups_live_side_by_side(run_folder: Path) -> None:
@@ -310,9 +311,9 @@ def test_recipes_of_different_head_groups_live_side_by_side(run_folder: Path) ->
     whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), key_groups="per-head", value_groups="all")
     for recipe, (keys, values) in ((split, (2, 1)), (FREE, (1, 1))):
         plan = plan_of(run_folder, bits(3.0), recipe)
-        assert plan.artifact.manifest.results["head_groups"] == {"k": keys, "v": values}
+        assert plan.manifest.results["head_groups"] == {"k": keys, "v": values}
         assert check(plan) == []
-        for layer in load_codecs(plan, transform_of(plan), "cpu"):
+        for layer in plan.codecs("cpu"):
             assert (layer["k"].groups, layer["v"].groups) == (keys, values)
         scales = plan.layout.breakdown(1024)["token_scales"]
         assert scales == 896 * 4 * (keys + values) * 2
@@ -325,7 +326,7 @@ def test_plans_with_the_settings_of_something_else(run_folder: Path, settings: d
     path = run_folder / "plans" / "paper-3"
     rewrite(path, "plan", settings=settings)
     with pytest.raises(ArtifactError, match="its settings are not those of a plan"):
-        open_plan(path)
+        Plan.open(path)
 
 
 @pytest.mark.parametrize(
@@ -360,26 +361,26 @@ def test_transforms_with_scales_and_matrices_no_codec_can_have(run_folder: Path,
     rewrite(run_folder / "transforms" / "whiten", "transform", change)
     plan = plan_of(run_folder, bits(2.0))
     with pytest.raises(ArtifactError) as caught:
-        load_codecs(plan, transform_of(plan), "cpu")
+        plan.codecs("cpu")
     assert says in caught.value.message
 
 
 def test_a_plan_keeps_to_its_own_transform(run_folder: Path) -> None:
-    plan = open_plan(run_folder / "plans" / "paper-3")
+    plan = Plan.open(run_folder / "plans" / "paper-3")
     rewrite(run_folder / "transforms" / "whiten", "transform", settings={"percentile": 98.0})
     with pytest.raises(ArtifactError, match="was not made from the transform at") as caught:
-        transform_of(plan)
+        plan.transform()
     assert "--force" in str(caught.value.hint)
 
 
 def test_recorded_results_are_those_of_the_widths(base_run: Path) -> None:
-    plan = open_plan(base_run / "plans" / "paper-3")
-    results = plan.artifact.manifest.results
+    plan = Plan.open(base_run / "plans" / "paper-3")
+    results = plan.manifest.results
     widths = [width for layer in plan.bits for side in SIDES for width in layer[side]]
     assert results["bits_mean"] == sum(widths) / CHANNELS == plan.mean_bits
-    assert results["layout"] == plan.layout.summary(8192)
+    assert results["layout"] == plan.layout.recorded(8192)
     total = 0.0
-    energies = load_energies(transform_of(plan))
+    energies = plan.transform().energies()
     for layer, sites in enumerate(energies):
         energy = normalized_energy(sites["v"], "v", plan.recipe)
         total += sum(e * 4.0**-b for e, b in zip(energy, plan.bits[layer]["v"], strict=True))

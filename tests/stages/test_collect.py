@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import MANIFEST, TENSORS, open_artifact
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats
+from aatc_cli.artifacts.artifact import open_artifact
+from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
@@ -25,7 +27,6 @@ from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.collecting import passes
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.text.windows import draw_windows
 
 SAMPLES, LENGTH, SKIP, ROWS = 6, 48, 4, 60
@@ -134,9 +135,9 @@ def test_stats_are_the_moments_of_xw(
     family: str, request: pytest.FixtureRequest, tmp_path: Path, run_collect: Any, corpus: Path
 ) -> None:
     folder = request.getfixturevalue(family)
-    stats = open_stats(run_collect(Run(tmp_path), folder))
+    stats = Stats.open(run_collect(Run(tmp_path), folder))
     for layer in (0, 3):
-        expected, found = explicit(folder, corpus, layer), load_layer_stats(stats, layer)
+        expected, found = explicit(folder, corpus, layer), stats.layer(layer)
         assert found.count == TOKENS == expected["k"].shape[0]
         for name in ("k_outer", "v_outer", "k_sum", "v_sum", "q_outer", "o_gram"):
             assert error(getattr(found, name), expected[name]) < 1e-5, (layer, name)
@@ -153,17 +154,14 @@ def test_biases_would_show(tiny_qwen2: Path, tmp_path: Path, corpus: Path) -> No
 
 
 def test_keys_of_qwen3_are_the_normed_ones(tiny_qwen3: Path, tmp_path: Path, run_collect: Any) -> None:
-    found = load_layer_stats(open_stats(run_collect(Run(tmp_path), tiny_qwen3)), 1)
+    found = Stats.open(run_collect(Run(tmp_path), tiny_qwen3)).layer(1)
     # a root mean square of one per head and token, for weights of one: 2 heads of 16
     assert float(found.k_outer.trace()) / TOKENS == pytest.approx(32, rel=1e-3)
     assert abs(float(found.v_outer.trace()) / TOKENS - 32) > 1
 
 
 def test_rows_are_rows_of_the_keys_and_values(tiny_llama: Path, tmp_path: Path, run_collect: Any, corpus: Path) -> None:
-    found, expected = (
-        load_layer_stats(open_stats(run_collect(Run(tmp_path), tiny_llama)), 2),
-        explicit(tiny_llama, corpus, 2),
-    )
+    found, expected = (Stats.open(run_collect(Run(tmp_path), tiny_llama)).layer(2), explicit(tiny_llama, corpus, 2))
     for side in ("k", "v"):
         rows = getattr(found, f"{side}_rows").double()
         assert rows.shape == (ROWS, 32)
@@ -325,7 +323,7 @@ def test_too_long_and_too_few(
 def test_just_enough(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     run_collect(Run(tmp_path), tiny_llama, "a", samples=1, length=36)
     run_collect(Run(tmp_path), tiny_llama, "b", samples=1, length=512)
-    assert open_stats(tmp_path / "b").manifest.results == {"windows": 1, "tokens": 508, "fisher_windows": 0}
+    assert Stats.open(tmp_path / "b").manifest.results == {"windows": 1, "tokens": 508, "fisher_windows": 0}
 
 
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
@@ -377,7 +375,7 @@ def test_another_setting_is_refused_and_forced(
         name: content for name, (content, _) in before.items()
     }
     run_collect(run, tiny_llama, **changes, force=True)
-    assert open_stats(run.stats()).manifest.digest != open_stats(base / "stats").manifest.digest
+    assert Stats.open(run.stats()).manifest.digest != Stats.open(base / "stats").manifest.digest
 
 
 @pytest.fixture(scope="module")
@@ -395,7 +393,7 @@ def test_a_changed_text_file_under_the_same_name_is_refused(tiny_llama: Path, tm
     text.write_text("some wards " * 100)
     with pytest.raises(SettingsMismatchError, match=r"texts\[0\].sha256"):
         run_collect(Run(tmp_path / "run"), tiny_llama, text=str(text))
-    assert "/" not in open_stats(tmp_path / "run" / "stats").manifest.model_dump_json()
+    assert "/" not in Stats.open(tmp_path / "run" / "stats").manifest.model_dump_json()
 
 
 @pytest.mark.parametrize(
@@ -482,7 +480,7 @@ def test_an_interrupted_collect_continues_to_the_same_bits(
     run_collect(run, tiny_llama)
     assert f"continuing from window {after} of {SAMPLES}" in capsys.readouterr().err
     assert same(tmp_path / "stats", base / "stats")
-    assert open_stats(tmp_path / "stats").manifest.digest == open_stats(base / "stats").manifest.digest
+    assert Stats.open(tmp_path / "stats").manifest.digest == Stats.open(base / "stats").manifest.digest
     assert not partial.exists()
 
 
@@ -509,14 +507,14 @@ def test_interrupted_before_or_among_the_gradients(
     results = open_artifact(partial, "stats").manifest.results
     assert (results["windows"], results["fisher_windows"]) == done
     with pytest.raises(ArtifactError, match=f"checkpoint of collect after {done[1] or done[0]} of 3"):
-        open_stats(partial)
+        Stats.open(partial)
     for name in "ab":
         run_collect(Run(tmp_path / name), tiny_llama, **WITH_GRADIENTS)
     assert same(tmp_path / "a" / "stats", tmp_path / "b" / "stats")
-    found = open_stats(tmp_path / "a" / "stats")
+    found = Stats.open(tmp_path / "a" / "stats")
     for layer in range(4):
         for side in ("k", "v"):
-            fisher = found.tensor(f"layers.{layer}.{side}_fisher")
+            fisher = found.artifact.tensor(f"layers.{layer}.{side}_fisher")
             assert float(torch.linalg.eigvalsh(fisher)[-1]) > 0
 
 
@@ -597,7 +595,7 @@ def test_gradients_that_cannot_be(
 def test_a_checkpoint_is_not_stats(tiny_llama: Path, tmp_path: Path, interrupted: Any) -> None:
     interrupted(Run(tmp_path), tiny_llama, 2)
     with pytest.raises(ArtifactError, match="checkpoint of collect after 2 of 6 windows"):
-        open_stats(tmp_path / ".stats.partial")
+        Stats.open(tmp_path / ".stats.partial")
 
 
 @pytest.mark.parametrize(

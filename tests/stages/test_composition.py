@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from aatc_cli.artifacts.artifact import Artifact, open_artifact
-from aatc_cli.artifacts.files import Plan, Run, load_codecs, load_energies, transform_of
+from aatc_cli.artifacts.artifact import Artifact
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.plan_classes import PlanClasses
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError
@@ -24,7 +30,6 @@ from aatc_cli.runtime.session import compressed
 from aatc_cli.runtime.site import SiteCodec
 from aatc_cli.stages.allocate import allocate, check, derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 KINDS = ("identity", "whiten", "metric")
@@ -38,8 +43,8 @@ class Held(Artifact):
     """An artifact whose tensors are read once."""
 
     @cache  # noqa: B019
-    def tensor(self, name: str) -> torch.Tensor:
-        return super().tensor(name)
+    def array(self, name: str) -> np.ndarray:
+        return super().array(name)
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +67,19 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def transforms(run: Run) -> dict[str, Held]:
-    found = [open_artifact(path, "transform") for path in run.transforms()]
-    return {artifact.path.name: Held(artifact.path, artifact.manifest) for artifact in found}
+def transforms(run: Run) -> dict[str, Transform]:
+    found = [Transform.open(path) for path in run.transforms()]
+    return {each.path.name: replace(each, artifact=Held(each.path, each.manifest)) for each in found}
 
 
-def planned(recipe: Recipe, transform: Artifact, bits: float) -> Plan:
+def planned(recipe: Recipe, transform: Transform, bits: float) -> Plan:
     """The plan that allocate would write."""
     budget = make_budget(bits=bits)
-    allocation, layout, _ = derive(transform, load_energies(transform), recipe, budget)
+    allocation, layout, _ = derive(transform, transform.energies(), recipe, budget)
     widths = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
-    return Plan(transform, recipe, budget, widths, layout.groups)
+    one = PlanClasses.one(transform.geometry.layers)
+    predicted, level = allocation.predicted, allocation.water_level
+    return Plan(transform.artifact, recipe, budget, widths, layout.groups, one, predicted, level, bits)
 
 
 def read_back(site: SiteCodec, x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +99,13 @@ def read_back(site: SiteCodec, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("groups", GROUPS, ids=["-".join(pair) for pair in GROUPS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_combination_plans_packs_and_reads_back(
-    run: Run, transforms: dict[str, Held], kind: str, groups: tuple[str, str], pool: str, curve: str, quantizer: str
+    run: Run,
+    transforms: dict[str, Transform],
+    kind: str,
+    groups: tuple[str, str],
+    pool: str,
+    curve: str,
+    quantizer: str,
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     for key_weight, value_weight in WEIGHTS:
@@ -117,7 +130,7 @@ def test_every_combination_plans_packs_and_reads_back(
         for bits in (2.0, 5.0):
             plan = planned(recipe, transform, bits)
             assert plan.mean_bits == bits
-            codecs = load_codecs(plan, transform, "cpu")
+            codecs = plan.codecs("cpu", transform)
             for side in SIDES:
                 codec = codecs[1][side].to("cpu", torch.float64)
                 # rows with the second moment that the transform was made for
@@ -167,7 +180,7 @@ def test_plans_use_the_widths_of_the_recipe_alone(run: Run, widths: tuple[int, .
     assert 2.3 < plan.mean_bits <= 2.5
     free = recipe.model_copy(update={"name": f"free-{allocator}", "widths": None, "min_bits": 0, "max_bits": 16})
     whole = allocate(run, free, [make_budget(bits=2.5)])[0]
-    results = [p.artifact.manifest.results["predicted"] for p in (whole, plan)]
+    results = [p.manifest.results["predicted"] for p in (whole, plan)]
     if allocator != "uniform":
         assert sum(results[0].values()) <= sum(results[1].values())
 
@@ -191,7 +204,7 @@ def test_plans_by_blocks_are_reproduced_and_pack(run: Run, name: str, block: int
     generator = torch.Generator().manual_seed(3)
     for plan in plans:
         assert check(plan) == []
-        for layer, codecs in zip(plan.bits, load_codecs(plan, transform_of(plan), "cpu"), strict=True):
+        for layer, codecs in zip(plan.bits, plan.codecs("cpu"), strict=True):
             for side in SIDES:
                 for head in torch.tensor(layer[side]).split(16):
                     assert (head.bincount() % block == 0).all()
@@ -219,10 +232,7 @@ def test_a_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: st
     changes = {"window": WINDOW, "name": f"{name}-{scale_bits}", "scale_bits": scale_bits}
     recipe = load_recipe(name).model_copy(update=changes)
     plan = allocate(run, recipe, [make_budget(bits=3.5)])[0]
-    codecs = [
-        {side: codec.to("cpu", torch.float64) for side, codec in layer.items()}
-        for layer in load_codecs(plan, transform_of(plan), "cpu")
-    ]
+    codecs = [{side: codec.to("cpu", torch.float64) for side, codec in layer.items()} for layer in plan.codecs("cpu")]
     assert {tuple(layer["k"].encode.shape) for layer in codecs} == {(2, 16, 16) if "fast" in name else (1, 32, 32)}
     assert {tuple(layer["v"].encode.shape) for layer in codecs} == {(1, 32, 32)}
     # float64: in float32 a code on a rounding tie may fall either way, which is a step and not rounding

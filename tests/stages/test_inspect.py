@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
-from aatc_cli.artifacts.files import Run, open_plan
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.stats import LayerStats
@@ -108,7 +109,7 @@ def test_transform(base_run: Path) -> None:
 
 
 def test_plan(base_run: Path) -> None:
-    plan = open_plan(base_run / "plans" / "paper-3")
+    plan = Plan.open(base_run / "plans" / "paper-3")
     inspection = inspect_path(base_run / "plans" / "paper-3", 1000)
     assert inspection.data == inspect_plan(plan, 1000).data
     assert inspection.data["layout"] == plan.layout.summary(1000)

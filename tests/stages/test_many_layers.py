@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import ArtifactWriter, ModelIdentity
+from aatc_cli.artifacts.artifact import ArtifactWriter
+from aatc_cli.artifacts.manifest import ModelIdentity
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Geometry
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.profiles import dump
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 CHANNELS, DIM, ROWS = 256, 64, 32
 FEW, MANY = 8, 48
@@ -29,7 +30,7 @@ torch.set_num_threads(1)
 from aatc_cli.config import make_budget
 from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.stages.whiten import whiten
 run = Run(Path(sys.argv[1]))
 whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="identity")

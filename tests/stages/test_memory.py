@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
-from aatc_cli.artifacts.files import open_plan
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.profiles import load_model_profile
@@ -53,7 +53,7 @@ def test_live_bytes_are_predicted_to_the_byte(aatc, run_folder, tiny_llama, dtyp
     )
     assert outcome.code == 0, outcome.err
     (result,) = outcome.json
-    layout = open_plan(run_folder / "plans" / "paper-3").layout
+    layout = Plan.open(run_folder / "plans" / "paper-3").layout
     assert result["synthetic"] is False
     assert [(row["context"], row["batch"]) for row in result["rows"]] == [(1, 3), (333, 3)]
     for row in result["rows"]:

@@ -8,7 +8,8 @@ import json
 import pytest
 import torch
 
-from aatc_cli.artifacts.files import Run, load_codecs, open_plan, transform_of
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
 from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject, subject_codecs
@@ -63,9 +64,9 @@ def test_from_plan_to_divergence(measured, run, name, tiny_llama, corpus):
     subjects = [Subject(recipe, plan) for plan in plans]
     for plan in plans:
         assert check(plan) == []
-        assert plan.artifact.manifest.results["layout"]["bytes_total"] == plan.layout.bytes(8192)
+        assert plan.manifest.results["layout"]["bytes_total"] == plan.layout.bytes(8192)
         with pytest.raises(AatcError, match=f"recipe {name} has no packed cache"):
-            load_codecs(plan, transform_of(plan), "cpu")
+            plan.codecs("cpu")
     found = measured("kl", run, tiny_llama, subjects, text=[corpus], length=224, limit=1, first=160)
     divergences = [evaluation.kl_mean for evaluation in found]
     assert all(value is not None and 0 < value < 5 for value in divergences)
@@ -106,12 +107,12 @@ def test_reconstructions_are_near_what_goes_in(run):
 
 
 def _rows(run):
-    from aatc_cli.artifacts.files import load_layer_stats, open_stats
+    from aatc_cli.artifacts.stats import Stats
 
-    artifact = open_stats(run.stats())
+    artifact = Stats.open(run.stats())
     found = []
     for layer in range(4):
-        stats = load_layer_stats(artifact, layer)
+        stats = artifact.layer(layer)
         found.append({"k": stats.k_rows[:64][None], "v": stats.v_rows[:64][None]})
     return found
 
@@ -121,7 +122,7 @@ def test_what_is_refused(measured, run, tmp_path, tiny_llama, corpus):
         allocate(run, load_recipe("kivi"), [make_budget(bits=2.5)])
     with pytest.raises(AatcError, match=r"kivi begins at 1 bits, 0\.5 are too few"):
         allocate(run, load_recipe("kivi"), [make_budget(bits=0.5)])
-    plan = open_plan(run.plan("kivi", make_budget(bits=2.0)))
+    plan = Plan.open(run.plan("kivi", make_budget(bits=2.0)))
     with pytest.raises(UsageError, match="the noise of grouped-minmax"):
         measured("distortion", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=224, first=160)
 
@@ -142,7 +143,7 @@ def test_a_damaged_table_is_named(run, tmp_path):
     assert "layers.0.k.starts" in data["tensors"]
     manifest.write_text(manifest.read_text("utf-8").replace('"block-max"', '"block-min"'), "utf-8")
     with pytest.raises(ArtifactError):
-        open_plan(copy.plan("kvtc", make_budget(bits=2.0)))
+        Plan.open(copy.plan("kvtc", make_budget(bits=2.0)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aatc_cli.artifacts.evaluation import read_measurement
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.profiles import available, load_recipe

@@ -36,11 +36,11 @@ def test_two_processes_collect_what_one_does(
 def test_a_checkpoint_of_one_process_is_refused(
     torchrun: Any, tiny_llama: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aatc_cli.artifacts.files import Run
+    from aatc_cli.artifacts.run import Run
+    from aatc_cli.artifacts.stats import CollectSettings
     from aatc_cli.models.loading import find_model
     from aatc_cli.profiles import TextMixture
     from aatc_cli.stages import collect as stage
-    from aatc_cli.stages.collecting.settings import CollectSettings
 
     settings = CollectSettings(samples=4, length=64)
     mixture = TextMixture(sources=[str(corpus)], samples=4, length=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
-from aatc_cli.artifacts.files import open_plan
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.runtime.site import SiteCodec
 
@@ -29,7 +29,7 @@ def test_every_part_and_size_beside_the_model_s_own_cache(aatc, command, run_fol
         for part in ("prefill", "decode")
         for backend in ("uncompressed", "torch")
     ]
-    layout = open_plan(run_folder / "plans" / "paper-3").layout
+    layout = Plan.open(run_folder / "plans" / "paper-3").layout
     for row in result["rows"]:
         assert 0 < row["milliseconds_low"] <= row["milliseconds"] <= row["milliseconds_high"]
         assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]

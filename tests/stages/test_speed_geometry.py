@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.errors import AatcError

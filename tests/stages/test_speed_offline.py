@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.evaluation import read_measurement
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
 from aatc_cli.evals import find_task

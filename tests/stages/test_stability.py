@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.evaluation import read_measurement
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_plan, open_stats, transform_of
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.lloyd import DISTORTION
@@ -25,7 +27,6 @@ from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.report import make_report
 from aatc_cli.studies import stability as stability_study
 from aatc_cli.studies.stability import stability
@@ -81,7 +82,7 @@ def test_rows_are_the_stages_by_hand(
         ("b", "numbers.txt"),
     ]
     for name in "ab":
-        plan = open_plan(run.root / "stability" / name / "plans" / "loss-aware-2.5")
+        plan = Plan.open(run.root / "stability" / name / "plans" / "loss-aware-2.5")
         subject = Subject(plan.recipe, plan)
         found = measured("kl", Run(run.root / "stability" / name), tiny_llama, [subject], text=texts, **ASKED)
         rows = [row for row in result.rows if row.stats == name]
@@ -103,7 +104,7 @@ def test_codecs_see_the_coordinates_of_their_recipe(
     chosen = load_recipe(name).model_copy(update={"window": Window(sinks=2, recent=32, flush=32)})
     assert chosen.coordinates == "post-rope"
     [first, _] = compare(run, tiny_llama, "ab", [str(corpus)], chosen, make_budget(bits=bits)).rows
-    plan = open_plan(run.root / "stability" / "a" / "plans" / f"{name}-{bits}")
+    plan = Plan.open(run.root / "stability" / "a" / "plans" / f"{name}-{bits}")
     place, subject = Run(run.root / "stability" / "a"), Subject(plan.recipe, plan)
     [found] = measured("kl", place, tiny_llama, [subject], text=[corpus], **ASKED)
     assert first.kl_mean == found.kl_mean
@@ -113,15 +114,15 @@ def test_other_gradients_price_the_same_noise(run: Run, tiny_llama: Path, corpus
     """tr(decode^T diag(noise) decode M) / 2 with the M of each Stats; a plan looks best to its own gradients."""
     result = compare(run, tiny_llama, "ab", [str(corpus)], recipe())
     for row, other in zip(result.rows, "ba", strict=True):
-        plan = open_plan(run.root / "stability" / row.stats / "plans" / "loss-aware-2.5")
-        transform, totals = transform_of(plan), []
+        plan = Plan.open(run.root / "stability" / row.stats / "plans" / "loss-aware-2.5")
+        transform, totals = plan.transform(), []
         for name in (row.stats, other):
-            stats, total = open_stats(run.stats(name)), 0.0
+            stats, total = Stats.open(run.stats(name)), 0.0
             for layer in range(4):
-                held = load_layer_stats(stats, layer)
+                held = stats.layer(layer)
                 for side in SIDES:
-                    [decode] = transform.tensor(f"layers.{layer}.{side}.decode").double()
-                    variance = transform.tensor(f"layers.{layer}.{side}.variance")
+                    [decode] = transform.artifact.tensor(f"layers.{layer}.{side}.decode").double()
+                    variance = transform.artifact.tensor(f"layers.{layer}.{side}.variance")
                     noise = variance * torch.tensor(DISTORTION)[torch.tensor(plan.bits[layer][side])]
                     metric = (held.k_fisher if side == "k" else held.v_fisher) / (8 * (64 - 10))
                     total += 0.5 * float(torch.trace(decode.T @ torch.diag(noise) @ decode @ metric))

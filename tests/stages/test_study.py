@@ -11,8 +11,10 @@ import pytest
 
 from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluation
-from aatc_cli.artifacts.files import Run, load_energies
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
@@ -25,7 +27,6 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies import run as study_stage
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
@@ -277,8 +278,8 @@ def test_packed_bits_are_as_near_as_any_budget_comes(run, name, target):
         key_groups=recipe.key_groups,
         value_groups=recipe.value_groups,
     )
-    transform = open_artifact(run.transform(recipe.transform_name), "transform")
-    energies = load_energies(transform)
+    transform = Transform.open(run.transform(recipe.transform_name))
+    energies = transform.energies()
 
     def bits_at(budget: float) -> float | None:
         try:

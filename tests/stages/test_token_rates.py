@@ -12,15 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aatc_cli.artifacts.files import (
-    Plan,
-    Run,
-    load_codecs,
-    load_layer_stats,
-    load_rated_codecs,
-    open_stats,
-    transform_of,
-)
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import packed_tokens
@@ -37,7 +31,6 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.session import compressed
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.studies import stability as stability_study
@@ -90,7 +83,7 @@ def test_collect_counts_what_tokens_receive(run: Run, tiny_llama: Path, corpus: 
     """w - f = 4: queries 2 to 4 tokens on. Tokens close to an edge of the grid may fall to either side."""
     received = received_by_hand(tiny_llama, corpus)
     for layer, row in enumerate(received):
-        stats = load_layer_stats(open_stats(run.stats()), layer)
+        stats = Stats.open(run.stats()).layer(layer)
         assert stats.received.sum() == row.size == 8 * packed_tokens(64, WINDOW)
         below = stats.received.cumsum(0)[:-1].numpy()
         edges = bin_edges().numpy()
@@ -104,7 +97,7 @@ def test_probes_are_of_the_gradients(run: Run) -> None:
     """Over all bins they are products with the Fisher sums: every token with a gradient is in some bin."""
     from aatc_cli.core.received import probes
 
-    stats = load_layer_stats(open_stats(run.stats()), 1)
+    stats = Stats.open(run.stats()).layer(1)
     for fisher, sums in ((stats.k_fisher, stats.k_probes), (stats.v_fisher, stats.v_probes)):
         assert torch.allclose(sums.sum(0), fisher @ probes(32), rtol=1e-4, atol=1e-6 * float(fisher.abs().max()))
         assert bool((sums[stats.received == 0] == 0).all())
@@ -115,7 +108,7 @@ def test_batches_and_recomputed_layers_count_the_same(run: Run, tiny_llama, corp
     other = Run(tmp_path / "run")
     gather(other, tiny_llama, corpus, "stats", **options)
     for layer in range(4):
-        a, b = (load_layer_stats(open_stats(r.stats()), layer) for r in (run, other))
+        a, b = (Stats.open(r.stats()).layer(layer) for r in (run, other))
         assert torch.equal(a.received, b.received)
         assert torch.allclose(a.k_probes, b.k_probes, rtol=1e-3, atol=1e-5 * float(a.k_probes.abs().max()))
 
@@ -134,7 +127,7 @@ def test_plan_has_classes_at_the_mean_budget(run: Run, plan: Plan) -> None:
     assert 1.98 < by_hand <= 2.0
     means = [sum(sum(layer[side]) for layer in plan.class_bits(k) for side in SIDES) for k in range(3)]
     assert means[0] < means[1] < means[2]
-    codecs = load_rated_codecs(plan, transform_of(plan), "cpu")
+    codecs = plan.simulated_codecs("cpu")
     for layer, sites in enumerate(codecs):
         for side in SIDES:
             assert [c.bits.tolist() for c in sites[side].codecs] == [plan.class_bits(k)[layer][side] for k in range(3)]
@@ -142,8 +135,8 @@ def test_plan_has_classes_at_the_mean_budget(run: Run, plan: Plan) -> None:
 
 def test_plan_is_derived_again(run: Run, plan: Plan, aatc) -> None:
     assert check(plan) == []
-    assert allocate(run, recipe(), [make_budget(bits=2.0)])[0].artifact.manifest.digest == plan.artifact.manifest.digest
-    outcome = aatc("allocate", "--check", plan.artifact.path)
+    assert allocate(run, recipe(), [make_budget(bits=2.0)])[0].digest == plan.digest
+    outcome = aatc("allocate", "--check", plan.path)
     assert outcome.code == 0
     assert "identical" in outcome.out + outcome.err
 
@@ -175,19 +168,19 @@ def test_inspect_shows_classes_thresholds_and_shares(plan: Plan, aatc) -> None:
     assert [fact["thresholds"] is None for fact in facts] == [True, False, False]
     assert [fact["shares"][2] for fact in facts] == plan.classes.shares[2].tolist()
     assert facts[2]["thresholds"] == plan.classes.thresholds[:, 1].tolist()
-    outcome = aatc("inspect", plan.artifact.path, "--json")
+    outcome = aatc("inspect", plan.path, "--json")
     assert json.loads(outcome.out)["classes"] == facts
-    assert "token classes" in aatc("inspect", plan.artifact.path).out
+    assert "token classes" in aatc("inspect", plan.path).out
 
 
 def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Path, corpus: Path, refuses) -> None:
-    transform = transform_of(plan)
+    transform = plan.transform()
     with pytest.raises(AatcError, match="keeps tokens at 3 rates, which the packed cache does not hold yet"):
-        load_codecs(plan, transform, "cpu")
+        plan.codecs("cpu", transform)
     model = load_model(find_model(str(tiny_llama)))
     with (
         pytest.raises(AatcError, match="a RatedCodec has no codes to pack"),
-        compressed(model, load_rated_codecs(plan, transform, "cpu"), WINDOW),
+        compressed(model, plan.simulated_codecs("cpu"), WINDOW),
     ):
         pass
     for task, says in (("memory", "3 rates"), ("speed", "3 rates"), ("distortion", "several rates")):
@@ -199,7 +192,7 @@ def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Pat
             "--model",
             tiny_llama,
             "--plan",
-            plan.artifact.path,
+            plan.path,
             *(("--context", "64") if task in ("memory", "speed") else ("--text", corpus, "--length", "48")),
             says=(says,),
             folder=run.root / "plans",
@@ -242,7 +235,7 @@ def test_stability_compares_plans_with_classes(run: Run, tiny_llama: Path, corpu
     monkeypatch.setattr(stability_study, "load_recipe", lambda name: recipe())
     call = Call(run, EvalOptions(), find_model(str(tiny_llama)), recipes=("x",), budgets=(2.0,))
     [result] = stability_study.stability(find_task("stability"), call, settings)
-    own = allocate(run, recipe(), [make_budget(bits=2.0)])[0].artifact.manifest.results["predicted"]
+    own = allocate(run, recipe(), [make_budget(bits=2.0)])[0].manifest.results["predicted"]
     # the plan's own forecast shrinks the metric, this one does not
     assert result.rows[0].predicted == pytest.approx(sum(own.values()), rel=0.3)
     assert result.rows[0].predicted < result.rows[0].predicted_elsewhere

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.artifact import TENSORS, Artifact, ArtifactWriter, open_artifact
-from aatc_cli.artifacts.files import Run, load_layer_stats, open_stats
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, open_artifact
+from aatc_cli.artifacts.manifest import TENSORS
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting.settings import CollectSettings
 from aatc_cli.stages.whiten import whiten
 
 HEADS, DIM, CHANNELS = 2, 16, 32
@@ -54,10 +55,10 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_transform_whitens(base_run: Path, tmp_path: Path, groups: int) -> None:
     transform = make(tmp_path, base_run / "stats", head_groups=groups)
-    stats = open_stats(base_run / "stats")
+    stats = Stats.open(base_run / "stats")
     size = CHANNELS // groups
     for layer in range(4):
-        sums = load_layer_stats(stats, layer)
+        sums = stats.layer(layer)
         for side, outer, rows in (("k", sums.k_outer, sums.k_rows), ("v", sums.v_outer, sums.v_rows)):
             parts = site(transform, layer, side)
             assert tuple(parts["encode"].shape) == tuple(parts["decode"].shape) == (groups, size, size)
@@ -104,9 +105,9 @@ def test_value_weights_are_norms_of_rows_of_b_times_w_o(
 
 def test_key_weights_are_energies_of_queries(base_run: Path, tmp_path: Path) -> None:
     transform = make(tmp_path, base_run / "stats")
-    stats = open_stats(base_run / "stats")
+    stats = Stats.open(base_run / "stats")
     for layer in range(4):
-        sums, decode = load_layer_stats(stats, layer), dense(site(transform, layer, "k")["decode"])
+        sums, decode = stats.layer(layer), dense(site(transform, layer, "k")["decode"])
         weights = torch.zeros(CHANNELS, dtype=torch.float64)
         for head in range(HEADS):
             rows = decode[:, head * DIM : (head + 1) * DIM]
@@ -116,9 +117,9 @@ def test_key_weights_are_energies_of_queries(base_run: Path, tmp_path: Path) -> 
 
 def test_identity_changes_nothing(base_run: Path, tmp_path: Path) -> None:
     transform = make(tmp_path, base_run / "stats", transform="identity")
-    stats = open_stats(base_run / "stats")
+    stats = Stats.open(base_run / "stats")
     for layer in range(4):
-        sums = load_layer_stats(stats, layer)
+        sums = stats.layer(layer)
         for side, outer in (("k", sums.k_outer), ("v", sums.v_outer)):
             parts = site(transform, layer, side)
             assert torch.equal(parts["encode"], torch.eye(CHANNELS)[None])
@@ -131,7 +132,7 @@ def test_matrices_from_one_collection_and_rates_from_the_other(two_stats: Path, 
     both, only_a, only_b = (
         make(tmp_path / name, rates, basis) for name, rates, basis in (("ab", a, b), ("a", a, a), ("b", b, b))
     )
-    rates = load_layer_stats(open_stats(a), 1)
+    rates = Stats.open(a).layer(1)
     for side in ("k", "v"):
         mixed, own, other = (site(transform, 1, side) for transform in (both, only_a, only_b))
         assert torch.equal(mixed["encode"], other["encode"])
@@ -141,8 +142,8 @@ def test_matrices_from_one_collection_and_rates_from_the_other(two_stats: Path, 
         assert close(torch.diagonal(encode.T @ outer @ encode) / rates.count, mixed["variance"], 1e-5)
         assert not close(mixed["variance"], other["variance"], 1e-3)
     assert both.manifest.inputs == {
-        "transform_stats": open_stats(b).manifest.digest,
-        "rate_stats": open_stats(a).manifest.digest,
+        "transform_stats": Stats.open(b).manifest.digest,
+        "rate_stats": Stats.open(a).manifest.digest,
     }
 
 
@@ -269,7 +270,7 @@ def test_stats_without_a_token_count(base_run: Path, tmp_path: Path, count: obje
 
 
 def test_stats_of_two_models(base_run: Path, tmp_path: Path) -> None:
-    model = open_stats(base_run / "stats").manifest.model
+    model = Stats.open(base_run / "stats").manifest.model
     other = forged(
         base_run / "stats", tmp_path / "other", {}, model=model.model_copy(update={"weights_fingerprint": "0" * 64})
     )
@@ -279,7 +280,9 @@ def test_stats_of_two_models(base_run: Path, tmp_path: Path) -> None:
 
 
 def test_an_unfinished_collect_is_no_input(base_run: Path, tmp_path: Path) -> None:
-    partial = forged(base_run / "stats", tmp_path / "partial", {}, results={"windows": 3, "tokens": 180})
+    partial = forged(
+        base_run / "stats", tmp_path / "partial", {}, results={"windows": 3, "tokens": 180, "fisher_windows": 0}
+    )
     for rates, basis in ((partial, base_run / "stats"), (base_run / "stats", partial)):
         with pytest.raises(ArtifactError, match="checkpoint of collect after 3 of 8 windows"):
             make(tmp_path, rates, basis)
@@ -310,8 +313,8 @@ def test_missing_and_damaged_stats(base_run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["whiten", "identity"])
 def test_dead_and_constant_channels(base_run: Path, tmp_path: Path, kind: str) -> None:
     """A site that never varies, and one of zeros: finite matrices that are inverse of each other, positive scales."""
-    geometry: Geometry = open_stats(base_run / "stats").manifest.model.geometry
-    count = open_stats(base_run / "stats").manifest.results["tokens"]
+    geometry: Geometry = Stats.open(base_run / "stats").manifest.model.geometry
+    count = Stats.open(base_run / "stats").manifest.results["tokens"]
     constant = torch.zeros(geometry.channels, dtype=torch.float64)
     constant[3] = 2.0
     changes = {
@@ -348,7 +351,7 @@ def test_the_loss_metric_is_shrunk_towards_its_diagonal(
     kept = 1 - share
     shrunk = {name: kept * m + share * torch.diag(m.diagonal()) for name, m in metrics.items()}
     source = base_run / "stats"
-    settings = open_stats(source).manifest.settings | {"fisher": 4, "window": {"sinks": 2, "recent": 8, "flush": 4}}
+    settings = Stats.open(source).manifest.settings | {"fisher": 4, "window": {"sinks": 2, "recent": 8, "flush": 4}}
     fields = {"results": {"windows": 8, "tokens": 480, "fisher_windows": 4}, "settings": settings}
     made = [
         make(

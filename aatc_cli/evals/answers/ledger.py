@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.run import Run
 from aatc_cli.console import say
 from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import SettingsMismatchError

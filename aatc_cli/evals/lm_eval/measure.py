@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.ledger import Ledger, score_row

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aatc_cli.artifacts.artifact import digest_of
 from aatc_cli.artifacts.evaluation import write_evaluation
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.evals.answers.asking import Answer, Asker, prompt_tokens
 from aatc_cli.evals.answers.interval import wilson

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.artifact import digest_of
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.asking import Asker, prompt_tokens

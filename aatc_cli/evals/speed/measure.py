@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import load_codecs, transform_of
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.console import progress, say
 from aatc_cli.errors import UsageError
@@ -126,7 +125,7 @@ def _timed(opened: Opened, settings: Settings, subject: Subject) -> tuple[list[S
     assert subject.plan is not None
     cache = cache_of(subject, model, opened.options)
     assert isinstance(cache, Packed)
-    codecs = load_codecs(subject.plan, transform_of(subject.plan), device)
+    codecs = subject.plan.codecs(device)
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows: list[SpeedRow] = []
     checks: list[SpeedCheck] = []

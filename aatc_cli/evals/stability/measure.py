@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from aatc_cli.artifacts.artifact import Artifact
 from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.files import Plan, load_layer_stats, transform_of
-from aatc_cli.artifacts.token_plans import load_classes
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.console import say
 from aatc_cli.core import SIDES
 from aatc_cli.core.allocate import channel_curves
@@ -32,7 +31,7 @@ from aatc_cli.evals.windows.measure import forced_scores
 class Calibrated:
     """Stats and the plan made from them alone."""
 
-    stats: Artifact
+    stats: Stats
     plan: Plan
 
     @property
@@ -100,16 +99,16 @@ def _result(
 
 
 @torch.no_grad()
-def _predictions(plan: Plan, stats: Sequence[Artifact]) -> list[float | None]:
+def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
     """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
-    transform = transform_of(plan)
+    transform = plan.transform()
     sums: list[list[float]] = [[] for _ in stats]
-    classes = load_classes(transform, plan.recipe) if plan.classes is not None else None
+    classes = transform.classes(plan.recipe) if plan.recipe.tokens is not None else None
     for layer, widths in enumerate(plan.bits):
-        held = [load_layer_stats(artifact, layer) for artifact in stats]
+        held = [artifact.layer(layer) for artifact in stats]
         for side in SIDES:
             name = f"layers.{layer}.{side}"
-            decode, variance = transform.tensor(f"{name}.decode"), transform.tensor(f"{name}.variance").numpy()
+            decode, variance = transform.artifact.tensor(f"{name}.decode"), transform.artifact.array(f"{name}.variance")
             rows = np.array(widths[side]).reshape(-1, variance.size)
             # a class of tokens counts by its share and by what noise in it costs
             parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
@@ -117,10 +116,7 @@ def _predictions(plan: Plan, stats: Sequence[Artifact]) -> list[float | None]:
             for total, layer_stats in zip(sums, held, strict=True):
                 weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
                 total.append(0.5 * float(np.sum(noise * weights)))
-    return [
-        sum(total) if artifact.manifest.results.get("fisher_windows") else None
-        for total, artifact in zip(sums, stats, strict=True)
-    ]
+    return [sum(total) if artifact.fisher_windows else None for total, artifact in zip(sums, stats, strict=True)]
 
 
 def _score(plans: Sequence[Calibrated], predicted: list[list[float | None]], frame: Frame) -> list[StabilityRow]:
@@ -145,9 +141,9 @@ def _row(one: Calibrated, frame: Frame) -> StabilityRow:
     """The row of a plan on a text before it is scored."""
     return StabilityRow(
         stats=one.name,
-        stats_digest=one.stats.manifest.digest,
-        plan=one.plan.artifact.manifest.digest,
-        calibration=[record.name for record in one.stats.manifest.texts],
+        stats_digest=one.stats.digest,
+        plan=one.plan.digest,
+        calibration=[record.name for record in one.stats.texts],
         text=frame.text,
         text_sha256=frame.windows.records[0].sha256,
         bits=one.plan.mean_bits,

@@ -7,7 +7,6 @@ from typing import Any
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
@@ -59,7 +58,7 @@ class Frame:
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         origin = self.opened.origin(subject)
         layout = subject.plan.layout if subject.plan else None
-        if isinstance(layout, TokenLayout) and shares is not None:
+        if layout is not None and shares is not None:
             layout = layout.with_shares(shares)
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
             origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.artifact import ArtifactWriter, Manifest, ModelIdentity, TextRecord, open_artifact
-from aatc_cli.artifacts.files import load_layer_stats
-from aatc_cli.artifacts.versions import versions
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.core.stats import LayerStats, output_gram
 from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.placement import at_hand, device_of
-from aatc_cli.profiles import dump
-from aatc_cli.stages.collecting.settings import CollectSettings
 
 
 class CollectJob:
@@ -43,7 +40,7 @@ class CollectJob:
 
     def tokens(self, windows: int) -> int:
         """Calibration tokens in ``windows`` windows."""
-        return windows * (self.settings.length - self.settings.skip_first)
+        return self.settings.tokens(windows)
 
     def quota(self, window: int) -> int:
         """Rows kept of one window, so that all windows together keep ``rows``."""
@@ -58,17 +55,9 @@ class CollectJob:
 
     def write(self, path: Path, windows: int, fisher: int) -> Manifest:
         """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
-        with ArtifactWriter(path, "stats") as writer:
-            for index, layer in enumerate(self.layers):
-                for name, tensor in layer.tensors().items():
-                    writer.add(f"layers.{index}.{name}", tensor)
-            return writer.commit(
-                settings=dump(self.settings),
-                model=self.identity,
-                texts=self.texts,
-                results={"windows": windows, "tokens": self.tokens(windows), "fisher_windows": fisher},
-                provenance={"versions": versions(), **self.how},
-            )
+        return Stats.write(
+            path, self.settings, self.identity, self.texts, self.layers, done=(windows, fisher), how=self.how
+        )
 
     def resume(self, path: Path) -> tuple[int, int]:
         """Take the sums of the checkpoint at ``path``, if there is one; the windows and Fisher windows it covers.
@@ -77,20 +66,20 @@ class CollectJob:
         """
         if not path.exists():
             return 0, 0
-        artifact = open_artifact(path, "stats")
-        before, now = artifact.manifest.provenance.get("dtype"), self.how["dtype"]
+        stats = Stats.open(path, unfinished=True)
+        before, now = stats.manifest.provenance.get("dtype"), self.how["dtype"]
         if before != now:
             raise SettingsMismatchError(
                 f"the checkpoint {path} was collected in {before}, now the model runs in {now}",
                 f"add --dtype {before} to continue it, or --force to start over",
             )
         for index, layer in enumerate(self.layers):
-            saved = load_layer_stats(artifact, index)
+            saved = stats.layer(index)
             for name, tensor in saved.tensors().items():
                 held: Tensor = getattr(layer, name)
                 held[: tensor.shape[0]] = tensor.to(held.device)
             layer.count, layer.filled = saved.count, saved.filled
-        return int(artifact.manifest.results["windows"]), int(artifact.manifest.results["fisher_windows"])
+        return stats.windows, stats.fisher_windows
 
 
 def _finite_output(site: AttentionSite, device: str | None) -> Tensor:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from aatc_cli.artifacts.files import Plan
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
-from aatc_cli.core.token_layout import TokenLayout
 
 COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "of values", "thresholds by layer"]
 
 
 def class_facts(plan: Plan) -> list[dict[str, Any]]:
     """Per class: share, relative costs, mean bits by side, thresholds below it by layer, and shares by layer."""
-    assert plan.classes is not None
-    layout = plan.layout
-    assert isinstance(layout, TokenLayout)
     facts = []
-    for k, recorded in enumerate(plan.artifact.manifest.results["classes"]):
+    for k, recorded in enumerate(plan.class_facts):
         widths = plan.class_bits(k)
         means = {
             side: sum(sum(layer[side]) for layer in widths) / (len(widths) * len(widths[0][side])) for side in SIDES
         }
         facts.append(
-            recorded
+            recorded.model_dump()
             | {
                 "bits_keys": means["k"],
                 "bits_values": means["v"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aatc_cli.artifacts.files import Plan
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
 from aatc_cli.stages.inspecting.classes import COLUMNS as CLASS_COLUMNS
 from aatc_cli.stages.inspecting.classes import class_facts, class_rows
@@ -25,7 +25,7 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
             dropped = counts.get(0, 0)
             rows.append([f"{layer} {side}", f"{mean:.2f}", str(dropped), str(max(counts)), _bars(counts)])
     layout = plan.layout.summary(context)
-    manifest = plan.artifact.manifest
+    manifest = plan.manifest
     data = {
         "kind": "plan",
         "digest": manifest.digest,
@@ -43,7 +43,7 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
         ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"],
         rows,
     )
-    if plan.classes is None:
+    if plan.classes.count == 1:
         return Inspection(data, [widths_table, layout_table(layout)])
     facts = class_facts(plan)
     table = Table("token classes, least attended first", CLASS_COLUMNS, class_rows(facts))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aatc_cli.artifacts.artifact import MANIFEST, read_manifest
-from aatc_cli.artifacts.files import Run
+from aatc_cli.artifacts.manifest import MANIFEST, read_manifest
+from aatc_cli.artifacts.run import Run
 from aatc_cli.errors import ArtifactError
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 

@@ -1,0 +1,174 @@
+"""Stats: sums over calibration tokens of every layer, the only artifact that a model was run for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
+from aatc_cli.artifacts.versions import versions
+from aatc_cli.config import Settings, Window
+from aatc_cli.errors import ArtifactError
+from aatc_cli.profiles import dump, explain
+
+if TYPE_CHECKING:
+    from aatc_cli.core.stats import LayerStats
+
+
+class CollectSettings(Settings):
+    """What is collected; together with the model and the texts it determines the Stats."""
+
+    samples: int = Field(ge=1, description="windows")
+    length: int = Field(ge=2, description="tokens per window")
+    seed: int = Field(0, ge=0, lt=2**31)
+    skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
+    rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
+    fisher: int = Field(0, ge=0, description="leading windows whose loss gradients are collected as well")
+    window: Window = Field(Window(), description="tokens a query reads exactly; gradients are of the rest")
+    head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
+
+    def tokens(self, windows: int) -> int:
+        """Calibration tokens in ``windows`` windows."""
+        return windows * (self.length - self.skip_first)
+
+
+class _Results(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    windows: int = Field(ge=0)
+    tokens: int = Field(ge=1)
+    fisher_windows: int = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Stats(Noun):
+    """Opened Stats. windows, fisher_windows: those whose sums and whose loss gradients are in it; tokens: their sum."""
+
+    settings: CollectSettings
+    windows: int
+    tokens: int
+    fisher_windows: int
+
+    @classmethod
+    def open(cls, path: Path, *, unfinished: bool = False) -> Self:
+        """Open the Stats at ``path``; raises `ArtifactError` when absent or damaged.
+
+        Or when they are the checkpoint of a collect that did not end, unless ``unfinished`` ones are wanted.
+        """
+        stats = cls._of(open_artifact(path, "stats"))
+        stats.check()
+        return stats if unfinished else stats._finished()
+
+    @classmethod
+    def _of(cls, artifact: Artifact) -> Self:
+        manifest = artifact.manifest
+        try:
+            settings = CollectSettings.model_validate_json(json.dumps(manifest.settings))
+            results = _Results.model_validate(manifest.results)
+        except ValidationError as error:
+            raise artifact.damaged(f"its settings are not those of Stats: {explain(error)}") from error
+        return cls(artifact, settings, results.windows, results.tokens, results.fisher_windows)
+
+    def check(self) -> None:
+        """Raise `ArtifactError` unless the token count follows from windows and settings."""
+        if self.tokens != self.settings.tokens(self.windows):
+            raise self.artifact.damaged("its token count is not that of its windows")
+
+    def _finished(self) -> Self:
+        for what, done, wanted in (
+            ("windows", self.windows, self.settings.samples),
+            ("gradient windows", self.fisher_windows, self.settings.fisher),
+        ):
+            if done != wanted:
+                problem = f"{self.path} is a checkpoint of collect after {done} of {wanted} {what}"
+                raise ArtifactError(problem, "run the same aatc collect to finish it")
+        return self
+
+    def layer(self, layer: int) -> LayerStats:
+        """The accumulated sums of one layer; raises `ArtifactError` on shapes or values that they cannot have."""
+        import torch
+
+        from aatc_cli.core.received import BINS, PROBES
+        from aatc_cli.core.stats import LayerStats
+
+        channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "k_outer": (channels, channels),
+            "v_outer": (channels, channels),
+            "k_sum": (channels,),
+            "v_sum": (channels,),
+            "q_outer": (heads, dim, dim),
+            "o_gram": (heads, dim, dim),
+            "k_rows": (-1, channels),
+            "v_rows": (-1, channels),
+            "k_fisher": (channels, channels),
+            "v_fisher": (channels, channels),
+            "received": (BINS,),
+            "k_probes": (BINS, channels, PROBES),
+            "v_probes": (BINS, channels, PROBES),
+        }
+        parts = {}
+        for part in LayerStats.TENSORS:
+            name = f"layers.{layer}.{part}"
+            absent = part in LayerStats.OPTIONAL and name not in self.manifest.tensors
+            zeros = torch.zeros(shapes[part], dtype=torch.float64) if absent else None
+            parts[part] = self.artifact.tensor(name, shapes[part]) if zeros is None else zeros
+        for part in ("k_outer", "v_outer", "q_outer", "o_gram", "k_fisher", "v_fisher"):
+            if bool((parts[part].diagonal(dim1=-2, dim2=-1) < 0).any()):
+                raise self.artifact.damaged(f"tensor 'layers.{layer}.{part}' has a negative sum of squares")
+        return LayerStats(count=self.tokens, filled=int(parts["k_rows"].shape[0]), readers=self._readers, **parts)
+
+    @property
+    def _readers(self) -> int:
+        """Positions of the gradient windows that read packed tokens, whose sampled tokens the gradients are of."""
+        window = self.settings.window
+        return max(self.settings.length - window.sinks - window.recent, 0) * self.fisher_windows
+
+    @property
+    def received_lags(self) -> tuple[int, int] | None:
+        """First and last distance at which the attention that tokens received was watched; None where it was not."""
+        if "layers.0.received" not in self.manifest.tensors:
+            return None
+        from aatc_cli.core.received import watched_lags
+
+        return watched_lags(self.settings.window)
+
+    @staticmethod
+    def wanted(settings: CollectSettings, model: ModelIdentity, texts: list[TextRecord]) -> dict[str, Any]:
+        """What a manifest of these Stats would hold, for `unchanged`."""
+        return {
+            "settings": dump(settings),
+            "model": model.model_dump(mode="json"),
+            "texts": [record.model_dump(mode="json") for record in texts],
+        }
+
+    @staticmethod
+    def write(
+        path: Path,
+        settings: CollectSettings,
+        model: ModelIdentity,
+        texts: list[TextRecord],
+        layers: Iterable[LayerStats],
+        *,
+        done: tuple[int, int],
+        how: Mapping[str, Any],
+    ) -> Manifest:
+        """Write the sums after ``done`` windows and gradient windows. how: device, dtype and so on, never hashed."""
+        windows, fisher = done
+        with ArtifactWriter(path, "stats") as writer:
+            for index, layer in enumerate(layers):
+                for name, tensor in layer.tensors().items():
+                    writer.add(f"layers.{index}.{name}", tensor)
+            return writer.commit(
+                settings=dump(settings),
+                model=model,
+                texts=texts,
+                results={"windows": windows, "tokens": settings.tokens(windows), "fisher_windows": fisher},
+                provenance={"versions": versions(), **how},
+            )

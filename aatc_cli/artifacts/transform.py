@@ -1,0 +1,206 @@
+"""Transform: encode and decode matrices of every site with latent variances, weights and channel scales."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
+from aatc_cli.artifacts.manifest import Manifest
+from aatc_cli.artifacts.stats import Stats
+from aatc_cli.artifacts.versions import versions
+from aatc_cli.config import HeadGroups, Settings
+from aatc_cli.core import SIDES, Side
+from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.profiles import dump, explain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aatc_cli.core.allocate import Energies
+    from aatc_cli.core.codec import TransformCodec
+    from aatc_cli.core.token_classes import TokenClasses
+
+TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
+SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
+
+
+class WhitenSettings(Settings):
+    """What is computed from the Stats."""
+
+    transform: TransformKind = "whiten"
+    head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
+    percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
+    shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
+
+
+class _Results(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    tokens: int = Field(ge=1)
+    fisher_windows: int = Field(ge=0)
+    received_lags: tuple[int, int] | None = Field(None, strict=False)
+
+
+@dataclass(frozen=True)
+class WhitenedLayer:
+    """What a Transform holds of one layer, on the CPU: the codec and two weights of each side, and tensors by name."""
+
+    sites: dict[Side, tuple[TransformCodec, Tensor, Tensor]]
+    tables: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Transform(Noun):
+    """An opened Transform. tokens, fisher_windows: of the Stats that its variances and weights come from.
+
+    received_lags: first and last distance at which received attention was watched; None where it was not.
+    """
+
+    settings: WhitenSettings
+    tokens: int
+    fisher_windows: int
+    received_lags: tuple[int, int] | None
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the Transform at ``path``; raises `ArtifactError` when it is absent or damaged."""
+        artifact = open_artifact(path, "transform")
+        try:
+            recorded = artifact.manifest.settings.get("head_groups")
+            head_groups_of(artifact, recorded)
+            settings = WhitenSettings.model_validate_json(json.dumps(artifact.manifest.settings))
+            results = _Results.model_validate(artifact.manifest.results)
+        except ValidationError as error:
+            raise artifact.damaged(f"its settings are not those of a transform: {explain(error)}") from error
+        return cls(artifact, settings, results.tokens, results.fisher_windows, results.received_lags)
+
+    @property
+    def head_groups(self) -> HeadGroups:
+        """Head groups of keys and of values, each transformed jointly."""
+        return self.settings.head_groups
+
+    def site(self, layer: int, side: Side, part: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """A tensor of finite floats of one site; raises `ArtifactError` when it is absent or something else."""
+        return self.artifact.floats(f"layers.{layer}.{side}.{part}", shape)
+
+    def energies(self) -> Energies:
+        """Latent variances and weights of every site, for allocation; raises `ArtifactError` on negative ones."""
+        from aatc_cli.core.allocate import SiteEnergy
+
+        energies: Energies = []
+        for layer in range(self.geometry.layers):
+            sites: dict[Side, SiteEnergy] = {}
+            for side in SIDES:
+                parts = {}
+                for part in ("variance", "weight", "fisher"):
+                    parts[part] = self.site(layer, side, part, (self.geometry.channels,)).astype(np.float64)
+                    if parts[part].min() < 0:
+                        raise self.artifact.damaged(f"tensor 'layers.{layer}.{side}.{part}' has negative values")
+                sites[side] = SiteEnergy(**parts)
+            energies.append(sites)
+        return energies
+
+    def classes(self, recipe: Recipe) -> TokenClasses:
+        """The classes of a recipe with token rates; raises `ArtifactError` where the Transform cannot tell them."""
+        from aatc_cli.core.received import watched_lags
+        from aatc_cli.core.token_classes import token_classes
+
+        assert recipe.tokens is not None
+        if self.received_lags is None:
+            raise ArtifactError(
+                f"{self.path} does not say what attention tokens received, by which {recipe.name} chooses their rates",
+                "collect with --fisher N and whiten again, both with --force",
+            )
+        lags = watched_lags(recipe.window)
+        if self.received_lags != lags:
+            raise UsageError(
+                f"recipe {recipe.name} watches tokens for {lags[0]} to {lags[1]} steps, "
+                f"the calibration watched them for {self.received_lags[0]} to {self.received_lags[1]}",
+                "give the recipe the window that collect has: 128 recent tokens, flushed 16 at a time",
+            )
+        return token_classes([self._received(layer) for layer in range(self.geometry.layers)], recipe.tokens.shares)
+
+    def _received(self, layer: int) -> NDArray[np.float64]:
+        from aatc_cli.core.received import BINS
+
+        table = self.artifact.array(f"layers.{layer}.received")
+        if table.dtype != np.float64 or table.shape != (3, BINS) or not bool(np.isfinite(table).all()):
+            raise self.artifact.damaged(f"what tokens of layer {layer} received is no table of {BINS} bins")
+        if bool((table[0] < 0).any()) or not bool(table[0].any()):
+            raise self.artifact.damaged(f"layer {layer} counts no tokens by what they received")
+        return table
+
+    @staticmethod
+    def wanted(settings: WhitenSettings, basis: Stats, rates: Stats) -> dict[str, Any]:
+        """What the manifest of a Transform of these Stats would hold, for `unchanged`."""
+        return {
+            "settings": dump(settings),
+            "inputs": {"transform_stats": basis.digest, "rate_stats": rates.digest},
+            "model": rates.model.model_dump(mode="json"),
+        }
+
+    @classmethod
+    def write(
+        cls,
+        path: Path,
+        settings: WhitenSettings,
+        basis: Stats,
+        rates: Stats,
+        layers: Iterable[WhitenedLayer],
+        joint: Iterable[tuple[str, Tensor]],
+        *,
+        device: str,
+    ) -> Manifest:
+        """Write every layer as it comes, then the ``joint`` tensors over all layers; ``device`` is never hashed."""
+        wanted, lags = cls.wanted(settings, basis, rates), rates.received_lags
+        with ArtifactWriter(path, "transform") as writer:
+            for layer, found in enumerate(layers):
+                for side in SIDES:
+                    write_site(writer, layer, side, *found.sites[side])
+                for name, tensor in found.tables.items():
+                    writer.add(f"layers.{layer}.{name}", tensor)
+            for name, tensor in joint:
+                writer.add(f"joint.{name}", tensor)
+            return writer.commit(
+                settings=wanted["settings"],
+                model=rates.model,
+                inputs=wanted["inputs"],
+                texts=rates.texts,
+                results={"tokens": rates.tokens, "fisher_windows": rates.fisher_windows}
+                | ({"received_lags": list(lags)} if lags else {}),
+                provenance={"versions": versions(), "device": device},
+            )
+
+
+def write_site(
+    writer: ArtifactWriter, layer: int, side: Side, codec: TransformCodec, weight: Tensor, fisher: Tensor
+) -> None:
+    """Add one site of a Transform: matrices and scales in float32, variances and weights in float64."""
+    name = f"layers.{layer}.{side}"
+    writer.add(f"{name}.encode", codec.encode.float())
+    writer.add(f"{name}.decode", codec.decode.float())
+    writer.add(f"{name}.scale", codec.scale.float())
+    writer.add(f"{name}.variance", codec.variance.double())
+    writer.add(f"{name}.weight", weight.double())
+    writer.add(f"{name}.fisher", fisher.double())
+
+
+def head_groups_of(artifact: Artifact, recorded: object) -> HeadGroups:
+    """Head groups as a Transform's settings or a Plan's results record them; raises `ArtifactError`."""
+    heads = artifact.manifest.model.geometry.kv_heads
+    try:
+        groups = HeadGroups.model_validate(recorded)
+    except ValidationError as error:
+        raise artifact.damaged(f"{recorded!r} are not head groups of keys and values") from error
+    if not groups.divide(heads):
+        raise artifact.damaged(f"{groups.described} do not divide {heads} kv heads")
+    return groups
