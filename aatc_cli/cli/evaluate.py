@@ -55,13 +55,16 @@ tasks = typer.Typer(
 )
 
 
-def _command(task: Task) -> Any:
-    """The command of one task: options that it shares with others, and one for every field of its settings."""
-    settings = task.part("settings", "Settings")
+def parameters_of(task: Task) -> list[inspect.Parameter]:
+    """Parameters of a task's command: those that it shares with others, and one for every field of its settings."""
     shared = [parameter("context_", typer.Context, inspect.Parameter.empty), parameter("run", RunOption, Path("run"))]
     shared += [parameter(*entry) for group in task.reads for entry in GROUPS[group]]
     last = [parameter("force", ForceOption, False), parameter("json", JsonOption, False)]
-    return command_of(task.name, task.summary, [*shared, *settings_parameters(settings), *last], partial(_run, task))
+    return [*shared, *settings_parameters(task.part("settings", "Settings")), *last]
+
+
+def _command(task: Task) -> Any:
+    return command_of(task.name, task.summary, parameters_of(task), partial(_run, task))
 
 
 def _run(task: Task, values: dict[str, Any]) -> None:

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from aatc_cli.cli.options import BytesOption, JsonOption, ProfileOption, RatioOption, RunOption
+from aatc_cli.cli.options import BytesOption, JsonOption, ProfileOption, RatioOption, RunOption, a_path
 
 
 def inspect(
-    path: Annotated[Path | None, typer.Argument(help="Artifact, evaluation file or run directory.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(parser=a_path, metavar="PATH", help="Artifact, evaluation file or run directory.")
+    ] = None,
     run: RunOption = Path("run"),
     plan: Annotated[Path | None, typer.Option("--plan", help="Plan directory.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="Recipe. Default: paper.")] = None,
@@ -35,6 +37,8 @@ def inspect(
     from aatc_cli.stages.inspect import inspect_path
     from aatc_cli.stages.inspecting.plan import inspect_plan
 
+    sizes = {"--budget": budget, "--ratio": ratio, "--bytes": size}
+    _all_read({"PATH": path, "--plan": plan, "--recipe": recipe, "--profile": profile, "--model": model, **sizes})
     found = None
     if profile is not None:
         from aatc_cli.profiles import load_model_profile
@@ -58,6 +62,30 @@ def inspect(
         print_inspection(inspect_plan(Plan.open(Run(path or run).plan(recipe or "paper", wanted)), context), json)
     else:
         print_inspection(inspect_path(path or run, context), json)
+
+
+# by what is looked at, in the order in which it is looked for: the options that are read beside it
+_READ: dict[str, tuple[str, ...]] = {
+    "--model": ("--profile",),
+    "--profile": ("--recipe", "--budget", "--ratio", "--bytes"),
+    "--plan": (),
+    "--budget": ("PATH", "--recipe", "--ratio", "--bytes"),
+    "--ratio": ("PATH", "--recipe", "--bytes"),
+    "--bytes": ("PATH", "--recipe"),
+    "PATH": (),
+}
+
+
+def _all_read(values: dict[str, object]) -> None:
+    """Raise `UsageError` for an option that is not read beside the others that were given."""
+    from aatc_cli.errors import UsageError
+
+    given = [name for name, value in values.items() if value is not None]
+    leading = next((name for name in _READ if name in given), None)
+    for name in given:
+        if name != leading and name not in _READ.get(leading or "", ()):
+            beside = f"beside {leading}" if leading else "without --budget, --ratio or --bytes"
+            raise UsageError(f"{name} is not read {beside}", f"leave out {name}")
 
 
 def report(

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-RunOption = Annotated[Path, typer.Option("--run", envvar="AATC_RUN", help="Run directory.")]
+
+def a_path(text: str) -> Path:
+    """The path that an option names; raises for an empty one, which would be the folder one happens to be in."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; give a path")
+    return Path(text)
+
+
+RunOption = Annotated[
+    Path, typer.Option("--run", envvar="AATC_RUN", parser=a_path, metavar="PATH", help="Run directory.")
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", envvar="AATC_MODEL", help="Hub id (owner/name), folder or .gguf file.")
 ]
