@@ -59,28 +59,25 @@ def _repeatable(given: inspect.Parameter) -> tuple[str, bool] | None:
 
 
 def spread(args: Sequence[str], repeatable: dict[str, bool]) -> list[str]:
-    """``args`` with one option for every value of the ``repeatable`` ones, whose flags say whether commas separate."""
+    """``args`` with one option for every value of the ``repeatable`` ones, whose flags say whether commas separate.
+
+    The word behind a flag is its value whatever it looks like; further ones end at the next option.
+    """
     found: list[str] = []
     flag, first = "", False
-    for index, arg in enumerate(args):
-        if arg == "--":
-            return [*found, *args[index:]]
+    for arg in args:
         name, equals, value = arg.partition("=")
-        if name in repeatable:
+        if first or (flag and not arg.startswith("-")):
+            values = arg.split(",") if repeatable[flag] else [arg]
+            found += [part for one in values for part in (flag, one)]
+            first = False
+        elif name in repeatable:
             flag, first = name, not equals
-            if not equals:
-                continue
-            arg = value
-        elif flag and not first and arg.startswith("-"):
+            if equals:
+                found += [part for one in (value.split(",") if repeatable[flag] else [value]) for part in (flag, one)]
+        else:
             flag = ""
-        if not flag:
             found.append(arg)
-            continue
-        values = arg.split(",") if repeatable[flag] else [arg]
-        found += [part for value in values for part in (flag, value)]
-        first = False
-        if equals and name in repeatable:
-            flag = name
     # an option without any value is for the parser to refuse
     return [*found, flag] if first else found
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 
-def a_path(text: str) -> Path:
+def a_path(text: str | Path) -> Path:
     """The path that an option names; raises for an empty one, which would be the folder one happens to be in."""
-    if not text.strip():
+    if not str(text).strip():
         raise typer.BadParameter("it is empty; give a path")
     return Path(text)
 

@@ -62,14 +62,8 @@ class Option:
             return ["nonsense", "", self.choices[0].upper(), f"{self.choices[0]} ", ",".join(self.choices)]
         if self.kind in (int, float):
             # several numbers may be separated by commas
-            found: list[object] = [
-                "x",
-                "",
-                "1,x" if self.several else "1,5",
-                "0x10",
-                "--",
-                *(["1.5", "nan", "inf"] if self.kind is int else []),
-            ]
+            found: list[object] = ["x", "", "1,x" if self.several else "1,5", "0x10", "--"]
+            found += ["1.5", "nan", "inf"] if self.kind is int else []
             found += [self.low - 1] if self.low is not None else []
             return found + ([self.high + 1] if self.high is not None else [])
         return list(NOWHERE)
