@@ -29,7 +29,8 @@ from aatc_cli.evals.memory.result import MemoryRow
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import available, load_model_profile, load_recipe
 from aatc_cli.stages.inspecting.preflight import stats_bytes
 

@@ -74,7 +74,7 @@ def subjects_of(
     subjects = [Subject(opened.recipe, opened) for opened in map(Plan.open, matching(plan or []))]
     for name in recipe or (["paper"] if budget else []):
         loaded = load_recipe(name)
-        if loaded.allocator == "none":
+        if loaded.choices.allocator.nothing:
             subjects.append(Subject(loaded, None))
             continue
         if not budget:

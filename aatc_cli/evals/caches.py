@@ -1,55 +1,42 @@
-"""The cache that a subject is generated and measured with: its plan's packed one, or another that was asked for."""
+"""The cache that a subject is generated and measured with: its plan's own kind, or another that was asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
-from aatc_cli.models.adapter import attention_layers
-from aatc_cli.runtime.contenders import AnyContender, Packed, Plain, Simulated
-from aatc_cli.runtime.session import cache_spec
-from aatc_cli.runtime.simulated import simulated
+from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.runtime.attach import chosen, plain, prepare
+from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.store import Kind
 
 
-def cache_kind(subject: Subject, options: EvalOptions) -> str | None:
-    """Which cache --cache comes to; None for the reference, whose cache is the model's own. Raises `UsageError`."""
+def cache_kind(subject: Subject, options: EvalOptions) -> Kind | None:
+    """Which cache --cache comes to; None for the reference, whose cache is the model's own."""
     if subject.plan is None:
         return None
-    if options.cache == "auto":
-        return "packed" if subject.recipe.packed else "simulated"
-    if options.cache == "packed" and not subject.recipe.packed:
-        problem = f"{subject.name} has no packed cache: its quantizer {subject.recipe.quantizer} is simulated"
-        raise UsageError(problem, "give --cache simulated or auto")
-    return options.cache
+    return chosen(subject.plan, options.device) if options.cache == "auto" else options.cache
 
 
-def cache_of(subject: Subject, model: Any, options: EvalOptions) -> AnyContender:
-    """Makes caches of a subject for ``model``: its own without a plan, else the kind that `cache_kind` says."""
+def session_of(subject: Subject, model: Any, options: EvalOptions) -> Session:
+    """The session of a subject: of the model's own cache without a plan, else of the kind that `cache_kind` says.
+
+    Raises `AatcError` for a plan that this kind of cache does not hold: no other kind stands in for it.
+    """
     kind = cache_kind(subject, options)
     if kind is None or subject.plan is None:
-        return Plain(subject.name, model)
-    if kind == "fused":
-        raise UsageError(
-            "the fused cache is timed of a profile alone", "give --profile without --model, or --cache packed"
-        )
-    if kind == "simulated":
-        codecs = subject_codecs(subject, subject.plan.geometry.layers, options.device)
-        # the caches outlive the block: what they share is all that is wanted of it
-        with simulated(model, codecs, subject.recipe.window, subject.recipe.coordinates) as session:
-            return Simulated(subject.name, model, session.spec)
-    return packed_of(subject, model, options.device)
+        return plain(model, subject.name)
+    return prepare(model, subject.plan, kind)
 
 
-def packed_of(subject: Subject, model: Any, device: str) -> Packed:
-    """Makes packed caches of a subject's plan."""
-    assert subject.plan is not None
-    codecs = subject.plan.codecs(device)
-    return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))
-
-
-def require_plans(subjects: tuple[Subject, ...] | list[Subject], why: str) -> None:
-    """Raise `UsageError` for the reference among the subjects; ``why`` it needs none of its own."""
+def require_stored(subjects: Sequence[Subject], options: EvalOptions, why: str) -> None:
+    """Raise for subjects whose bytes and times say nothing: the reference, ``why``, and simulated caches."""
     for subject in subjects:
         if subject.plan is None:
             raise UsageError(f"{subject.name} {why}", "name a plan by --recipe and --budget, or by --plan")
+        if cache_kind(subject, options) == "simulated":
+            # a plan without a packed form says why it has none
+            subject.plan.codecs("cpu")
+            problem = f"the simulated cache of {subject.name} holds full vectors, whose bytes and times are not its own"
+            raise UsageError(problem, "give --cache packed or fused, or leave it out")

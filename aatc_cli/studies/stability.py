@@ -22,7 +22,7 @@ from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 
 def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
@@ -36,7 +36,7 @@ def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
         raise UsageError("stability compares two or more Stats of different names", "repeat --stats")
     recipes = [load_recipe(name) for name in call.recipes or ("paper",)]
     for recipe in recipes:
-        if recipe.allocator == "none":
+        if recipe.choices.allocator.nothing:
             raise UsageError(f"recipe {recipe.name} is calibrated on nothing", "name a recipe that makes plans")
     if not call.budgets:
         raise UsageError("stability needs a budget to plan at", "add --budget 2")
@@ -58,13 +58,5 @@ def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
 def _calibrated(opened: Opened, stats: Stats, recipe: Recipe, budget: Budget) -> Calibrated:
     """The plan made from these Stats alone, with its Transform in a run of their own; raises where other ones lie."""
     place, force = opened.run.within("stability", stats.path.name), opened.options.force
-    whiten(
-        place,
-        transform_stats=stats.path,
-        rate_stats=stats.path,
-        transform=recipe.transform,
-        key_groups=recipe.key_groups,
-        value_groups=recipe.value_groups,
-        force=force,
-    )
+    whiten(place, transform_stats=stats.path, rate_stats=stats.path, wanted=Wanted.by(recipe), force=force)
     return Calibrated(stats, allocate(place, recipe, [budget], force=force)[0])

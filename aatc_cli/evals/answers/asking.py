@@ -11,13 +11,14 @@ import torch
 
 from aatc_cli.console import progress
 from aatc_cli.evals.answers.generation import Batch, generate
-from aatc_cli.evals.caches import cache_of
+from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
 from aatc_cli.models.tokenizer import Tokenizer
-from aatc_cli.runtime.contenders import AnyContender, shared_prefill
+from aatc_cli.runtime.prefill import shared_prefill
+from aatc_cli.runtime.session import Session
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample
 from aatc_cli.text.ruler.score import score
 
@@ -42,7 +43,7 @@ class Asker:
     """The model of a call, and the caches that were made ready for it."""
 
     opened: Opened
-    caches: dict[str, AnyContender] = field(default_factory=dict)
+    caches: dict[str, Session] = field(default_factory=dict)
 
     def answers(
         self, what: str, samples: list[Sample], metric: Metric, room: int, subjects: Sequence[Subject]
@@ -63,7 +64,7 @@ class Asker:
         seconds = (time.perf_counter() - began) / len(subjects)
         return [[mine[place] for place in range(len(samples))] for mine in found], seconds
 
-    def _part(self, samples: list[Sample], metric: Metric, room: int, caches: list[AnyContender]) -> list[list[Answer]]:
+    def _part(self, samples: list[Sample], metric: Metric, room: int, caches: list[Session]) -> list[list[Answer]]:
         """Answers to a batch of samples by cache."""
         model: Any = self.opened.model()
         tokenizer = self.opened.tokenizer
@@ -77,7 +78,7 @@ class Asker:
             cache_keyword(model),
             Batch.of([s.tokens for s in samples], torch.device(self.opened.options.device)),
             caches,
-            lambda b: shared_prefill(model, caches, b.ids, b.mask, b.positions),
+            lambda b: shared_prefill(caches, b.ids, b.mask, b.positions),
             room,
             end_tokens(model),
             # the score never falls as the text grows, so a full one cannot change any more
@@ -85,7 +86,7 @@ class Asker:
         )
         return [[answer(row, tokens) for row, tokens in enumerate(found)] for found in texts]
 
-    def _cache(self, subject: Subject) -> AnyContender:
+    def _cache(self, subject: Subject) -> Session:
         if subject.name not in self.caches:
-            self.caches[subject.name] = cache_of(subject, self.opened.model(), self.opened.options)
+            self.caches[subject.name] = session_of(subject, self.opened.model(), self.opened.options)
         return self.caches[subject.name]

@@ -12,7 +12,7 @@ from aatc_cli.console import say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.ledger import Ledger, score_row
 from aatc_cli.evals.answers.result import BenchmarkRow
-from aatc_cli.evals.caches import cache_of
+from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.lm_eval.asking import Question, ask, question, require_harness
 from aatc_cli.evals.lm_eval.longbench import METRICS
 from aatc_cli.evals.lm_eval.records import SUBTASKS, Source, Splits, chosen_subtasks
@@ -62,7 +62,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
                 say(f"eval: {what} of {subject.name} is there already, nothing to do")
                 continue
             if subject.name not in caches:
-                caches[subject.name] = cache_of(subject, opened.model(), opened.options)
+                caches[subject.name] = session_of(subject, opened.model(), opened.options)
             ledger.add(subject, _row(job, opened, caches[subject.name], chat=settings.chat), what)
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]

@@ -24,9 +24,9 @@ from aatc_cli.evals.memory.settings import Settings
 from aatc_cli.evals.subjects import device_name
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import ModelProfile, load_recipe
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
 from aatc_cli.runtime.sliding import SlidingStore
-from aatc_cli.runtime.store import LayerStore
 
 # random vectors written into a store at once, of all sequences
 _ROWS = 4096
@@ -48,7 +48,7 @@ def measure_geometry(call: Call, settings: Settings) -> list[Result]:
         )
     results = []
     for recipe in [load_recipe(name) for name in call.recipes or ("paper",)]:
-        if recipe.allocator == "none":
+        if recipe.choices.allocator.nothing:
             raise UsageError(f"{recipe.name} stands beside every plan already", "name another --recipe")
         for budget in [make_budget(bits=value) for value in call.budgets]:
             if not recipe.min_bits <= budget.value <= recipe.max_bits:
@@ -146,14 +146,14 @@ def _stores(
     scale_bits: int,
     batch: int,
     device: str,
-) -> Iterator[LayerStore | SlidingStore]:
+) -> Iterator[PackedStore | SlidingStore]:
     """Empty stores, one at a time: the matrices of one layer are gone when the next one's are made."""
     for layer in bits:
         keys, values = (
             SiteCodec(side, _plain_codec(layer[side], groups.of(side), scale_bits, device), None, window.flush)
             for side in SIDES
         )
-        yield LayerStore(keys, values, window, batch, torch.float16)
+        yield PackedStore(keys, values, window, batch, torch.float16)
     for _ in range(geometry.sliding_layers):
         assert geometry.sliding_window is not None
         yield SlidingStore(geometry.sliding_window, geometry.channels, batch, torch.float16, torch.device(device))
@@ -166,7 +166,7 @@ def _plain_codec(bits: list[int], groups: int, scale_bits: int, device: str) -> 
     return TransformCodec(unit, unit, ones, torch.tensor(bits), ones, scale_bits=scale_bits).to(device)
 
 
-def _fill(store: LayerStore | SlidingStore, channels: int, context: int, batch: int, device: str) -> None:
+def _fill(store: PackedStore | SlidingStore, channels: int, context: int, batch: int, device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = max(_ROWS // batch, 1)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.console import progress, say
-from aatc_cli.evals.caches import cache_kind, cache_of, require_plans
+from aatc_cli.evals.caches import cache_kind, require_stored, session_of
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.memory.geometry import measure_geometry
@@ -21,7 +21,8 @@ from aatc_cli.evals.memory.settings import Settings
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.compressed import cache_keyword
-from aatc_cli.runtime.contenders import Packed, Plain
+from aatc_cli.runtime.attach import plain
+from aatc_cli.runtime.session import Session
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -29,7 +30,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
     Raises `UsageError` for a subject without a plan, `AatcError` for a context that the model does not have.
     """
-    require_plans(list(opened.subjects), "stands beside every plan already")
+    require_stored(opened.subjects, opened.options, "stands beside every plan already")
     opened.check_length(max(settings.context), "--context")
     references: dict[tuple[int, int], _Use] = {}
     return [_result(opened, settings, subject, references) for subject in opened.subjects]
@@ -58,11 +59,10 @@ def _result(opened: Opened, settings: Settings, subject: Subject, references: di
     for size in settings.sizes:
         if size not in references:
             references[size] = _reference(model, size, options.device)
-    cache = cache_of(subject, model, options)
-    assert isinstance(cache, Packed)
+    session = session_of(subject, model, options)
     with progress(f"eval memory of {subject.name}", len(settings.sizes)) as ticker:
         for size in settings.sizes:
-            rows.append(_row(cache, size, options.device, references[size]))
+            rows.append(_row(session, size, options.device, references[size]))
             ticker.advance()
     result = draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows})
     say(f"eval: memory of {subject.name} -> {write_evaluation(opened.run.evals, result)}")
@@ -79,19 +79,19 @@ class _Use:
 
 
 @torch.no_grad()
-def _filled(contender: Packed | Plain, size: tuple[int, int], device: str) -> tuple[Any, _Use]:
+def _filled(session: Session, size: tuple[int, int], device: str) -> tuple[Any, _Use]:
     """A cache with ``size`` (context, batch) random tokens, the last of them decoded, and what that took."""
     context, batch = size
-    model: Any = contender.model
+    model: Any = session.model
     vocabulary = int(model.config.get_text_config().vocab_size)
     ids = torch.randint(vocabulary, (batch, context), generator=torch.Generator().manual_seed(0)).to(device)
     peak = Peak(device)
     base = peak.restart()
-    cache = contender.new_cache()
+    cache = session.new_cache()
 
     def forward(tokens: Tensor) -> int | None:
         keyword = {cache_keyword(model): cache}
-        with contender.attached():
+        with session.attached():
             model(input_ids=tokens, use_cache=True, logits_to_keep=1, **keyword)
         return peak.read()
 
@@ -103,14 +103,15 @@ def _filled(contender: Packed | Plain, size: tuple[int, int], device: str) -> tu
 
 
 def _reference(model: Any, size: tuple[int, int], device: str) -> _Use:
-    _, use = _filled(Plain("fp16", model), size, device)
+    _, use = _filled(plain(model), size, device)
     return use
 
 
-def _row(contender: Packed, size: tuple[int, int], device: str, reference: _Use) -> MemoryRow:
-    cache, use = _filled(contender, size, device)
+def _row(session: Session, size: tuple[int, int], device: str, reference: _Use) -> MemoryRow:
+    cache, use = _filled(session, size, device)
     live, state = storage_bytes(cache.state.tensors().values()), cache.state
-    half = contender.spec.layout.reference_bytes(*size)
+    assert session.layout is not None
+    half = session.layout.reference_bytes(*size)
     return MemoryRow(
         context=size[0],
         batch=size[1],

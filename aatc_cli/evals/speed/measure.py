@@ -12,7 +12,7 @@ from aatc_cli.artifacts.versions import versions
 from aatc_cli.console import progress, say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.bench.geometry import measure_geometry
-from aatc_cli.evals.caches import cache_kind, cache_of, require_plans
+from aatc_cli.evals.caches import cache_kind, require_stored, session_of
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.opened import Opened
@@ -21,7 +21,7 @@ from aatc_cli.evals.speed.result import REFERENCE, Result, SpeedCheck, SpeedRow,
 from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name
 from aatc_cli.models.placement import find_device
-from aatc_cli.runtime.contenders import Packed, Plain
+from aatc_cli.runtime.attach import plain
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -33,7 +33,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     if settings.whole_model or settings.groups != "heads":
         option = "--whole-model" if settings.whole_model else "--groups"
         raise UsageError(f"{option} is of a profile alone, and a model was named", "leave it out, or leave out --model")
-    require_plans(list(opened.subjects), "is what every plan is timed against")
+    require_stored(opened.subjects, opened.options, "is what every plan is timed against")
     for subject in opened.subjects:
         room = 1 + (settings.repeats + 1) * subject.recipe.window.flush
         opened.check_length(max(settings.contexts) + room, "--context")
@@ -123,8 +123,7 @@ def _timed(opened: Opened, settings: Settings, subject: Subject) -> tuple[list[S
     """Rows of every size and part, and the check that goes before them."""
     model, device = opened.model(), opened.options.device
     assert subject.plan is not None
-    cache = cache_of(subject, model, opened.options)
-    assert isinstance(cache, Packed)
+    session, flush = session_of(subject, model, opened.options), subject.recipe.window.flush
     codecs = subject.plan.codecs(device)
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows: list[SpeedRow] = []
@@ -132,9 +131,9 @@ def _timed(opened: Opened, settings: Settings, subject: Subject) -> tuple[list[S
     sizes = [(context, batch) for context in settings.contexts for batch in settings.batch]
     with progress(f"eval speed of {subject.name}", len(sizes) * (1 + len(PARTS))) as ticker:
         for context, batch in sizes:
-            shape = (batch, context + 1 + cache.spec.window.flush)
+            shape = (batch, context + 1 + flush)
             ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-            bench = Bench(model, Plain(REFERENCE, model), cache, codecs, ids.to(device), context, settings.repeats)
+            bench = Bench(model, plain(model, REFERENCE), session, codecs, ids.to(device), context, settings.repeats)
             checks.append(check_part(bench))
             ticker.advance()
             for part in PARTS:

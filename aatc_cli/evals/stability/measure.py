@@ -15,7 +15,6 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.console import say
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import channel_curves
 from aatc_cli.core.weights import fisher_weights
 from aatc_cli.evals.forced.scores import Scores
 from aatc_cli.evals.keeping import already
@@ -103,7 +102,7 @@ def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
     """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
     transform = plan.transform()
     sums: list[list[float]] = [[] for _ in stats]
-    classes = transform.classes(plan.recipe) if plan.recipe.tokens is not None else None
+    classes = transform.tables(plan.recipe.choices).classes
     for layer, widths in enumerate(plan.bits):
         held = [artifact.layer(layer) for artifact in stats]
         for side in SIDES:
@@ -112,7 +111,7 @@ def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
             rows = np.array(widths[side]).reshape(-1, variance.size)
             # a class of tokens counts by its share and by what noise in it costs
             parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
-            noise = parts @ channel_curves(variance, plan.recipe)[np.arange(variance.size), rows]
+            noise = parts @ plan.recipe.choices.channel_curves(variance)[np.arange(variance.size), rows]
             for total, layer_stats in zip(sums, held, strict=True):
                 weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
                 total.append(0.5 * float(np.sum(noise * weights)))
