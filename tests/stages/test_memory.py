@@ -116,7 +116,7 @@ def test_a_geometry_alone_is_filled_with_random_vectors(aatc, tmp_path, sliding)
         exact = 2 * 3 * (132 * 48 * 2 + packed * (2 * 2 + 48 * bits / 8)) + (2 * 2 * 64 * 48 * 2 if sliding else 0)
         assert 1 <= result["rows"][1]["bytes_live"] / (2 * exact) < 1.06
     assert len(list((tmp_path / "run" / "evals").glob("memory.paper-2.5.someone-small.*.json"))) == 1
-    table = aatc(*command[:7], "--budget", 2.5, "--context", 5)
+    table = aatc(*command[:6], "--budget", 2.5, "--context", 5)
     assert "synthetic: random vectors and widths, no model" in " ".join(table.out.split())
 
 
