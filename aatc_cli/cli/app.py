@@ -11,7 +11,7 @@ from aatc_cli import __version__
 from aatc_cli.cli.loudness import Commands
 
 # the order of the pipeline, which is the order of the help
-_ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "list", "doctor")
+_ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
 
 
 class Ordered(TyperGroup):

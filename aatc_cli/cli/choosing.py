@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,25 +37,25 @@ def budgets_of(budget: list[float] | None, ratio: float | None, size: str | None
     return [make_budget(bits=budget[0] if budget else None, ratio=ratio, size=size, context=context)]
 
 
-def matching(paths: list[Path]) -> list[Path]:
+def matching(paths: Sequence[Path | str]) -> list[str]:
     """Every path, and for a pattern like ``run/plans/*`` all that match it in name order; raises `UsageError`."""
     from aatc_cli.errors import UsageError
 
-    found = []
+    found: list[str] = []
     for path in paths:
         pattern = str(path)
-        if path.exists() or not glob.has_magic(pattern):
-            found.append(path)
+        if Path(path).exists() or not glob.has_magic(pattern):
+            found.append(pattern)
             continue
         matches = sorted(glob.glob(pattern))
         if not matches:
             raise UsageError(f"nothing matches {pattern}", "give the directory of a plan, as run/plans/paper-2")
-        found += [Path(match) for match in matches]
+        found += matches
     return found
 
 
 def subjects_of(
-    run: Run, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None
+    run: Run, recipe: list[str] | None, budget: list[float] | None, plan: Sequence[Path | str] | None
 ) -> list[Subject]:
     """Plans named by --plan and by every combination of --recipe and --budget, or all of the run where none is named.
 
@@ -62,6 +63,7 @@ def subjects_of(
     the name.
     """
     from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.config import make_budget
     from aatc_cli.errors import ArtifactError, UsageError
     from aatc_cli.evals.subjects import Subject
@@ -71,7 +73,9 @@ def subjects_of(
         plan = run.plans()
         if not plan:
             raise ArtifactError(f"there is no plan in {run.root}", "run aatc allocate to make one, or name the --run")
-    subjects = [Subject(opened.recipe, opened) for opened in map(Plan.open, matching(plan or []))]
+    subjects = [
+        Subject(opened.recipe, opened) for opened in (Plan.open(find_plan(name)) for name in matching(plan or []))
+    ]
     for name in recipe or (["paper"] if budget else []):
         loaded = load_recipe(name)
         if loaded.choices.allocator.nothing:

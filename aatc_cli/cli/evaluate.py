@@ -106,7 +106,7 @@ def _call(task: Task, values: dict[str, Any]) -> Call:
     return Call(run, options, source, loaded, subjects, **named)
 
 
-def _refuse_plans(plans: list[Path] | None) -> None:
+def _refuse_plans(plans: list[str] | None) -> None:
     from aatc_cli.errors import UsageError
 
     if plans:

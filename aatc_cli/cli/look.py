@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from aatc_cli.cli.options import BytesOption, JsonOption, ProfileOption, RatioOption, RunOption, a_path
+from aatc_cli.cli.options import PLAN_HELP, BytesOption, JsonOption, ProfileOption, RatioOption, RunOption, a_path
 
 
 def inspect(
     path: Annotated[
         Path | None, typer.Argument(parser=a_path, metavar="PATH", help="Artifact, evaluation file or run directory.")
     ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(parser=a_path, metavar="OTHER", help="One more of that kind: say in what they differ."),
+    ] = None,
     run: RunOption = Path("run"),
-    plan: Annotated[Path | None, typer.Option("--plan", help="Plan directory.")] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help=PLAN_HELP)] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="Recipe. Default: paper.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="Bits per channel.")] = None,
     ratio: RatioOption = None,
@@ -25,20 +29,28 @@ def inspect(
     model: Annotated[str | None, typer.Option("--model", help="Look at a model before anything has run.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what is in an artifact, a run, a model or a profile at a budget.
+    """Show what is in an artifact, a run, a model or a profile at a budget, or in what two artifacts differ.
 
     Examples: aatc inspect; aatc inspect --budget 2; aatc inspect --model MODEL;
+    aatc inspect run/plans/paper-2 run/plans/paper-3;
     aatc inspect --profile llama-3.1-8b-instruct --budget 2.5 --context 8192 --json
     """
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.run import Run
-    from aatc_cli.cli.printing import print_inspection
+    from aatc_cli.artifacts.shipped import find_plan
+    from aatc_cli.cli.inspections import print_inspection
     from aatc_cli.config import make_budget
     from aatc_cli.stages.inspect import inspect_path
     from aatc_cli.stages.inspecting.plan import inspect_plan
 
-    sizes = {"--budget": budget, "--ratio": ratio, "--bytes": size}
-    _all_read({"PATH": path, "--plan": plan, "--recipe": recipe, "--profile": profile, "--model": model, **sizes})
+    _one_thing(
+        path, other, plan, profile, model, recipe, budgeted=any(each is not None for each in (budget, ratio, size))
+    )
+    if other is not None and path is not None:
+        from aatc_cli.stages.inspecting.difference import inspect_difference
+
+        print_inspection(inspect_difference(path, other), json)
+        return
     found = None
     if profile is not None:
         from aatc_cli.profiles import load_model_profile
@@ -56,7 +68,7 @@ def inspect(
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
         print_inspection(inspect_profile(found, load_recipe(recipe or "paper"), wanted, context), json)
     elif plan is not None:
-        print_inspection(inspect_plan(Plan.open(plan), context), json)
+        print_inspection(inspect_plan(Plan.open(find_plan(plan)), context), json)
     elif budget is not None or ratio is not None or size is not None:
         wanted = make_budget(bits=budget, ratio=ratio, size=size, context=context)
         print_inspection(inspect_plan(Plan.open(Run(path or run).plan(recipe or "paper", wanted)), context), json)
@@ -64,28 +76,33 @@ def inspect(
         print_inspection(inspect_path(path or run, context), json)
 
 
-# by what is looked at, in the order in which it is looked for: the options that are read beside it
-_READ: dict[str, tuple[str, ...]] = {
-    "--model": ("--profile",),
-    "--profile": ("--recipe", "--budget", "--ratio", "--bytes"),
-    "--plan": (),
-    "--budget": ("PATH", "--recipe", "--ratio", "--bytes"),
-    "--ratio": ("PATH", "--recipe", "--bytes"),
-    "--bytes": ("PATH", "--recipe"),
-    "PATH": (),
-}
-
-
-def _all_read(values: dict[str, object]) -> None:
-    """Raise `UsageError` for an option that is not read beside the others that were given."""
+def _one_thing(
+    path: Path | None,
+    other: Path | None,
+    plan: str | None,
+    profile: str | None,
+    model: str | None,
+    recipe: str | None,
+    *,
+    budgeted: bool,
+) -> None:
+    """Raise `UsageError` where two things are named to be looked at, one of which would be passed over."""
     from aatc_cli.errors import UsageError
 
-    given = [name for name, value in values.items() if value is not None]
-    leading = next((name for name in _READ if name in given), None)
-    for name in given:
-        if name != leading and name not in _READ.get(leading or "", ()):
-            beside = f"beside {leading}" if leading else "without --budget, --ratio or --bytes"
-            raise UsageError(f"{name} is not read {beside}", f"leave out {name}")
+    named = [
+        name for name, value in (("--plan", plan), ("--profile", profile), ("--model", model)) if value is not None
+    ]
+    if path is not None:
+        named.insert(0, str(path))
+    if other is not None and (len(named) > 1 or budgeted):
+        raise UsageError("two artifacts are compared as they are", "leave out the options")
+    # a profile goes with the model that it is of
+    if len(named) > 1 and set(named) != {"--profile", "--model"}:
+        raise UsageError(f"{' and '.join(named)} are two things to look at", "name one")
+    if recipe is not None and profile is None and not budgeted:
+        raise UsageError("--recipe is read with --budget, --ratio or --bytes", "add one of them, or leave out --recipe")
+    if budgeted and (plan is not None or model is not None):
+        raise UsageError(f"a budget is no part of {named[0]}", "leave it out, or name a profile or a run")
 
 
 def report(

@@ -23,6 +23,9 @@ ModelOption = Annotated[
 ]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Model profile: a name or a .toml path.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be read and written, bytes and time; write nothing.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
 DeviceMapOption = Annotated[
@@ -37,9 +40,9 @@ RecipeOption = Annotated[list[str] | None, typer.Option("--recipe", help="Recipe
 BudgetOption = Annotated[
     list[float] | None, typer.Option("--budget", help="Bits per channel; several allowed: --budget 2,3.")
 ]
+PLAN_HELP = "Plan directory, exported folder, or hub:owner/name@COMMIT."
 PlanOption = Annotated[
-    list[Path] | None,
-    typer.Option("--plan", help="Plan directory; several allowed: run/plans/*. Default: all of the run."),
+    list[str] | None, typer.Option("--plan", help=f"{PLAN_HELP} Several allowed: run/plans/*. Default: all of the run.")
 ]
 CacheOption = Annotated[
     Literal["auto", "packed", "fused", "simulated"],

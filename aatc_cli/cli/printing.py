@@ -10,7 +10,6 @@ import typer
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.console import print_json, print_table
 from aatc_cli.evals import Task
-from aatc_cli.stages.inspecting.facts import Inspection
 
 
 def print_artifact(path: Path, digest: str, json: bool) -> None:
@@ -19,15 +18,6 @@ def print_artifact(path: Path, digest: str, json: bool) -> None:
         print_json({"path": str(path), "digest": digest})
     else:
         typer.echo(f"{path} {digest}")
-
-
-def print_inspection(inspection: Inspection, json: bool) -> None:
-    """The facts of an inspection."""
-    if json:
-        print_json(inspection.data)
-        return
-    for table in inspection.tables:
-        print_table(table.title, table.columns, table.rows)
 
 
 def print_results(task: Task, results: Sequence[Measurement], json: bool) -> None:

@@ -14,7 +14,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES
-from aatc_cli.evals.reading import read_result, result_tables
+from aatc_cli.evals.reading import result_tables
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.inspecting.run import inspect_run
@@ -28,7 +28,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
     if path.is_file():
         return _inspect_result(path)
     if not (path / MANIFEST).is_file():
-        return inspect_run(Run(path))
+        return inspect_run(Run(path), context)
     kind = read_manifest(path).kind
     if kind == "plan":
         return inspect_plan(Plan.open(path), context)
@@ -36,6 +36,9 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 
 def _inspect_result(path: Path) -> Inspection:
+    # results of evaluations are read with what made them; other views do without torch
+    from aatc_cli.stages.result_tables import read_result
+
     result = read_result(path)
     data = result.model_dump(mode="json")
     shown = [[key, _number(value)] for key, value in data.items() if value is not None and not isinstance(value, list)]

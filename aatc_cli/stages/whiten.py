@@ -47,6 +47,14 @@ class Wanted:
     percentile: float = 99.0
     shrinkage: float = 0.1
 
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for a percentile or a shrinkage that cannot be, before anything is read."""
+        if not 0 < self.percentile <= 100:
+            raise UsageError(f"--percentile must lie in (0, 100], got {self.percentile:g}", "the paper uses 99")
+        if not 0 <= self.shrinkage <= 1:
+            problem = f"--shrinkage must lie in [0, 1], got {self.shrinkage:g}"
+            raise UsageError(problem, "0 keeps the metric as it was measured")
+
     @classmethod
     def by(cls, recipe: Recipe) -> Self:
         """What a recipe needs."""
@@ -59,11 +67,6 @@ class Wanted:
 
     def settings(self, kv_heads: int, profile_groups: int) -> WhitenSettings:
         """The settings on a model of ``kv_heads``; raises `UsageError` for head groups that do not divide them."""
-        if not 0 < self.percentile <= 100:
-            raise UsageError(f"--percentile must lie in (0, 100], got {self.percentile:g}", "the paper uses 99")
-        if not 0 <= self.shrinkage <= 1:
-            problem = f"--shrinkage must lie in [0, 1], got {self.shrinkage:g}"
-            raise UsageError(problem, "0 keeps the metric as it was measured")
         groups = self.head_groups if self.head_groups is not None else profile_groups
         if groups < 1 or kv_heads % groups:
             raise UsageError(

@@ -99,7 +99,7 @@ class OfflineBench:
             geometry=self.geometry,
         )
         how = {"dtype": str(self.model.dtype).removeprefix("torch."), "device": str(self.device)}
-        drawn = Windows(windows, [], nothing)
+        drawn = Windows(windows.cpu(), [], nothing)
         return CollectJob(settings, identity, drawn, None, attention_sites(self.model), str(self.device), how)
 
     @torch.no_grad()

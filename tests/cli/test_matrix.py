@@ -117,9 +117,14 @@ def usual(run_folder: Path, tiny_llama: Path, corpus: Path) -> Callable[[str], l
             "eval stability": ["--model", tiny_llama, "--budget", 3],
             "eval offline-speed": ["--profile", "smollm2-135m-instruct"],
             "study": ["no/such/study", "--model", tiny_llama],
+            "pick": ["--kl", 0.5],
+        }
+        elsewhere = {
+            "list": ["list", "recipes"],
+            "export": ["export", run_folder / "plans" / "paper-3", run_folder.parent / "shipped", "--force"],
         }
         other = ["--model", tiny_llama, *plan] if command.startswith("eval ") else []
-        return [*command.split(), "--run", run_folder, *own.get(command, other)]
+        return elsewhere.get(command) or [*command.split(), "--run", run_folder, *own.get(command, other)]
 
     return arguments
 
@@ -201,8 +206,8 @@ CELLS = [
     for wrong in WRONG
     if wrong != kind
     and (place, wrong) != ("evals/kl.x.json", "nothing")
-    # a plan named by its path may lie anywhere
-    and (place, stage, wrong) != ("plans/paper-3", "check", "out")
+    # a plan named by its path may lie anywhere, and in a run that holds no other
+    and (place, stage, wrong) not in (("plans/paper-3", "check", "out"), ("plans/paper-3", "check", "run"))
 ]
 
 
