@@ -174,7 +174,6 @@ EXAMPLES: list[BaseModel] = [
     IDENTITY,
     ENTRY,
     TEXT,
-    TRACE,
     ROW,
     STABILITY_ROW,
     STUDY_ROW,
