@@ -8,8 +8,9 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
 from aatc_cli.artifacts.run import Run
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.series.quality import quality_groups
 from aatc_cli.report.tables.quality import quality_table
@@ -64,7 +65,7 @@ def pair(**changes: object) -> tuple[Evaluation, Evaluation]:
         ({"stride": 512}, "stride 512 here and 1024 there"),
         ({"first_position": 0}, "first scored position 0 here and 256 there"),
         ({"dtype": "bfloat16"}, "dtype bfloat16 here and float32 there"),
-        ({"device": "NVIDIA H100"}, "device accelerator here and cpu there"),
+        ({"device": "NVIDIA H100"}, "device NVIDIA H100 here and cpu there"),
         ({"versions": {"torch": "2.14.0", "transformers": "5.24.0"}}, "torch 2.14.0 here and 2.13.0 there"),
         ({"versions": {"torch": "2.13.0", "transformers": "5.25.0"}}, "transformers 5.25.0 here and 5.24.0 there"),
     ],

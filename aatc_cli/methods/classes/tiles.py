@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Classes, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.allocate import Allocation, Energies, Floats
     from aatc_cli.core.layout import CacheLayout
     from aatc_cli.core.tile_classes import TileRule
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import PlannedWidths, Tensors
 
