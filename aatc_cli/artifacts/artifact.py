@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from aatc_cli.artifacts.disk import flush, replace_directory, unwritable, write_text
+from aatc_cli.artifacts.disk import flush, replace_directory, temporary_beside, unwritable, write_text
 from aatc_cli.artifacts.manifest import (
     MANIFEST,
     REMEDY,
@@ -48,14 +47,13 @@ class ArtifactWriter:
     def __init__(self, path: Path, kind: Kind) -> None:
         self.path = path
         self.kind = kind
-        self._temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
+        self._temporary = temporary_beside(path, "tmp")
         self._made: list[Path] = []
         self._file = TensorFile(self._temporary / TENSORS)
         self._entries: dict[str, TensorEntry] = {}
         self._manifest: Manifest | None = None
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self._temporary, ignore_errors=True)
         self._made = [folder for folder in self._temporary.parents if not folder.exists()]
         self._temporary.mkdir(parents=True)
         return self

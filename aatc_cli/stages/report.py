@@ -77,7 +77,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
     plans = [Plan.open(path) for path in run.plans()]
-    if not evaluations and not stability and not speed and not plans and not any((run.root / "studies").glob("*.json")):
+    if not evaluations and not stability and not speed and not plans and not any(run.studies.glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
