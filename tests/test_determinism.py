@@ -24,11 +24,11 @@ from aatc_cli.core.weights import latent_variance, quadratic_weights
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
 BUDGETS = {
@@ -82,14 +82,7 @@ def whitened(run: Run, stats: Path) -> Run:
     for name in BUDGETS:
         recipe = load_recipe(name)
         if not run.transform(recipe.transform_name).exists():
-            whiten(
-                run,
-                transform_stats=stats,
-                rate_stats=stats,
-                transform=recipe.transform,
-                key_groups=recipe.key_groups,
-                value_groups=recipe.value_groups,
-            )
+            whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted.by(recipe))
     return run
 
 
@@ -186,7 +179,7 @@ def test_the_pipeline_has_no_operation_without_a_deterministic_form(
         ids = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
         tokens = []
         for _ in range(2):
-            with compressed(model, plan.codecs("cpu"), WINDOW) as session:
+            with attach_codecs(model, plan.codecs("cpu"), WINDOW) as session:
                 kwargs = {session.keyword: session.new_cache(), "do_sample": False, "max_new_tokens": 20}
                 tokens.append(model.generate(ids, **kwargs))
         assert torch.equal(*tokens)

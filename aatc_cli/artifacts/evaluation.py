@@ -98,6 +98,8 @@ class Evaluation(Measurement):
     nll: float | None = Field(None, description="negative log-likelihood, nats per token")
     nll_stderr: float | None = None
     nll_reference: float | None = None
+    nll_windows: list[float] | None = Field(None, description="mean NLL of every window, by which methods are paired")
+    nll_reference_windows: list[float] | None = Field(None, description="the same of the model with its own cache")
     perplexity: float | None = None
     perplexity_stderr: float | None = None
     perplexity_reference: float | None = None

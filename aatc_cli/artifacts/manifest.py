@@ -161,8 +161,16 @@ def _differences(where: str, old: object, new: object) -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (a, b) in enumerate(zip(old, new, strict=True)):
             yield from _differences(f"{where}[{index}]", a, b)
+    elif old != new and _older_hash(where, old, new):
+        yield f"{where} was of an earlier aatc, whose hash did not cover all of it"
     elif old != new:
         yield f"{where} was {_short(old)}, now {_short(new)}"
+
+
+def _older_hash(where: str, old: object, new: object) -> bool:
+    """Whether one is a hash that names its kind (``tensors:...``) and the other of before hashes did."""
+    hashes = where.rpartition(".")[2] in ("weights_fingerprint", "tokenizer_hash")
+    return hashes and (":" in str(old)) != (":" in str(new))
 
 
 def _short(value: object) -> str:

@@ -18,7 +18,12 @@ from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from aatc_cli.core.stats import LayerStats
+
+
+_BLOCKS = "text.blocks"
 
 
 class CollectSettings(Settings):
@@ -44,16 +49,33 @@ class _Results(BaseModel):
     windows: int = Field(ge=0)
     tokens: int = Field(ge=1)
     fisher_windows: int = Field(ge=0)
+    # of no Stats of an earlier aatc
+    distinct_tokens: int | None = Field(None, ge=1)
+    value_rank: float | None = Field(None, ge=0)
+
+
+@dataclass(frozen=True, eq=False)
+class TextVariety:
+    """What tells the calibration text. blocks: `text.overlap.block_hashes`, int64 [M]; distinct: tokens of any kind in
+    it; value_rank: `stages.collecting.checks.value_rank`."""
+
+    blocks: Tensor
+    distinct: int
+    value_rank: float
 
 
 @dataclass(frozen=True)
 class Stats(Noun):
-    """Opened Stats. windows, fisher_windows: those whose sums and whose loss gradients are in it; tokens: their sum."""
+    """Opened Stats. windows, fisher_windows: those whose sums and whose loss gradients are in it; tokens: their sum.
+
+    value_rank: the effective rank of the values, to tell text that hardly varies; None in Stats of an earlier aatc.
+    """
 
     settings: CollectSettings
     windows: int
     tokens: int
     fisher_windows: int
+    value_rank: float | None = None
 
     @classmethod
     def open(cls, path: Path, *, unfinished: bool = False) -> Self:
@@ -73,7 +95,7 @@ class Stats(Noun):
             results = _Results.model_validate(manifest.results)
         except ValidationError as error:
             raise artifact.damaged(f"its settings are not those of Stats: {explain(error)}") from error
-        return cls(artifact, settings, results.windows, results.tokens, results.fisher_windows)
+        return cls(artifact, settings, results.windows, results.tokens, results.fisher_windows, results.value_rank)
 
     def check(self) -> None:
         """Raise `ArtifactError` unless the token count follows from windows and settings."""
@@ -94,7 +116,8 @@ class Stats(Noun):
         """The accumulated sums of one layer; raises `ArtifactError` on shapes or values that they cannot have."""
         import torch
 
-        from aatc_cli.core.received import BINS, PROBES
+        from aatc_cli.core.received import PROBES
+        from aatc_cli.core.received_bins import BINS
         from aatc_cli.core.stats import LayerStats
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
@@ -125,6 +148,21 @@ class Stats(Noun):
         return LayerStats(count=self.tokens, filled=int(parts["k_rows"].shape[0]), readers=self._readers, **parts)
 
     @property
+    def blocks(self) -> Tensor | None:
+        """Hashes of the blocks of the calibration text [M]; None in Stats of an earlier aatc, and of short windows.
+
+        Raises `ArtifactError` for a tensor that does not hold hashes.
+        """
+        import torch
+
+        if _BLOCKS not in self.manifest.tensors:
+            return None
+        found = self.artifact.tensor(_BLOCKS)
+        if found.dtype != torch.int64 or found.dim() != 1:
+            raise self.artifact.damaged(f"tensor {_BLOCKS!r} does not hold hashes")
+        return found
+
+    @property
     def _readers(self) -> int:
         """Positions of the gradient windows that read packed tokens, whose sampled tokens the gradients are of."""
         window = self.settings.window
@@ -135,7 +173,7 @@ class Stats(Noun):
         """First and last distance at which the attention that tokens received was watched; None where it was not."""
         if "layers.0.received" not in self.manifest.tensors:
             return None
-        from aatc_cli.core.received import watched_lags
+        from aatc_cli.core.received_bins import watched_lags
 
         return watched_lags(self.settings.window)
 
@@ -155,6 +193,7 @@ class Stats(Noun):
         model: ModelIdentity,
         texts: list[TextRecord],
         layers: Iterable[LayerStats],
+        variety: TextVariety,
         *,
         done: tuple[int, int],
         how: Mapping[str, Any],
@@ -165,10 +204,18 @@ class Stats(Noun):
             for index, layer in enumerate(layers):
                 for name, tensor in layer.tensors().items():
                     writer.add(f"layers.{index}.{name}", tensor)
+            if variety.blocks.numel():
+                writer.add(_BLOCKS, variety.blocks)
             return writer.commit(
                 settings=dump(settings),
                 model=model,
                 texts=texts,
-                results={"windows": windows, "tokens": settings.tokens(windows), "fisher_windows": fisher},
+                results={
+                    "windows": windows,
+                    "tokens": settings.tokens(windows),
+                    "fisher_windows": fisher,
+                    "distinct_tokens": variety.distinct,
+                    "value_rank": variety.value_rank,
+                },
                 provenance={"versions": versions(), **how},
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,9 +24,16 @@ from aatc_cli.cli.options import (
     budgets_of,
     find_source,
 )
+from aatc_cli.errors import UsageError
+from aatc_cli.methods.registry import names
 
 if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile, TextMixture
+
+    TransformName = str
+else:
+    # the command line offers what the registry has
+    TransformName = Literal[tuple(names("transform"))]
 
 
 def collect(
@@ -106,10 +114,15 @@ def collect(
 
 def whiten(
     run: RunOption = Path("run"),
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Make what this recipe needs: its transform, head groups and tables.")
+    ] = None,
     transform: Annotated[
-        Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"],
-        typer.Option("--transform", help="Kind of transform; metric and codebook need Stats collected with --fisher."),
-    ] = "whiten",
+        TransformName | None,
+        typer.Option(
+            "--transform", help="Kind of transform; metric needs Stats collected with --fisher. Default: whiten."
+        ),
+    ] = None,
     transform_stats: Annotated[
         Path | None,
         typer.Option("--transform-stats", help="Stats for the matrices. Default: stats-transform, else stats."),
@@ -124,12 +137,15 @@ def whiten(
         ),
     ] = None,
     key_groups: Annotated[
-        Literal["profile", "per-head", "four-heads", "all"],
-        typer.Option("--key-groups", help="Heads whose keys are transformed jointly; profile is --head-groups."),
-    ] = "profile",
+        Literal["profile", "per-head", "four-heads", "all"] | None,
+        typer.Option(
+            "--key-groups", help="Heads whose keys are transformed jointly; profile, the default, is --head-groups."
+        ),
+    ] = None,
     value_groups: Annotated[
-        Literal["profile", "per-head", "four-heads", "all"], typer.Option("--value-groups", help="The same for values.")
-    ] = "profile",
+        Literal["profile", "per-head", "four-heads", "all"] | None,
+        typer.Option("--value-groups", help="The same for values."),
+    ] = None,
     percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
     shrinkage: Annotated[
         float, typer.Option("--shrinkage", help="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
@@ -139,34 +155,25 @@ def whiten(
     json: JsonOption = False,
 ) -> None:
     """Turn Stats into encode and decode matrices, variances, weights and scales (Transform). No model is needed."""
-    from aatc_cli.errors import UsageError
-
-    if not 0 < percentile <= 100:
-        raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
-    if not 0 <= shrinkage <= 1:
-        raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
     from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_artifact
-    from aatc_cli.methods.recipe import transform_name
+    from aatc_cli.profiles import load_recipe
+    from aatc_cli.stages.whiten import Wanted
     from aatc_cli.stages.whiten import whiten as stage
 
+    if recipe is None:
+        wanted = Wanted(transform or "whiten", key_groups or "profile", value_groups or "profile")
+    elif transform or key_groups or value_groups:
+        what = "--recipe says which transform and head groups"
+        raise UsageError(what, "leave out --transform, --key-groups and --value-groups, or --recipe")
+    else:
+        wanted = Wanted.by(load_recipe(recipe))
+    wanted = replace(wanted, head_groups=head_groups, percentile=percentile, shrinkage=shrinkage)
     place = Run(run)
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
-    manifest = stage(
-        place,
-        transform_stats=basis,
-        rate_stats=rates,
-        transform=transform,
-        head_groups=head_groups,
-        key_groups=key_groups,
-        value_groups=value_groups,
-        percentile=percentile,
-        shrinkage=shrinkage,
-        device=device,
-        force=force,
-    )
-    print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
+    manifest = stage(place, transform_stats=basis, rate_stats=rates, wanted=wanted, device=device, force=force)
+    print_artifact(place.transform(wanted.name), manifest.digest, json)
 
 
 def allocate(
@@ -198,8 +205,6 @@ def allocate(
 
     if check is not None:
         if recipe or budget or ratio is not None or size is not None:
-            from aatc_cli.errors import UsageError
-
             raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
         _check_plan(check, transform, json)
         return
@@ -235,7 +240,6 @@ def allocate(
 def _mixture(
     profile: ModelProfile | None, which: str, text: list[str] | None, samples: int | None, length: int | None
 ) -> TextMixture:
-    from aatc_cli.errors import UsageError
     from aatc_cli.profiles import TextMixture
 
     base = None

@@ -73,7 +73,7 @@ def subjects_of(
         subjects.append(Subject(opened.recipe, opened))
     for name in recipe or ([] if plan else ["paper"]):
         loaded = load_recipe(name)
-        if loaded.allocator == "none":
+        if loaded.choices.allocator.nothing:
             subjects.append(Subject(loaded, None))
             continue
         if not budget:

@@ -19,7 +19,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 from aatc_cli.models.attention import attention_function
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
-from aatc_cli.models.refusals import PREFIX, check_call
+from aatc_cli.models.refusals import PREFIX, NoBackward, check_call
 
 _NUMBERS = itertools.count()
 # what attention modules of different architectures and versions call the cache they are given
@@ -55,23 +55,26 @@ class CacheCall:
 
 
 CallFunction = Callable[[CacheState, CacheCall], Tensor]
+Admission = Callable[[HostedCache], None]
 
 
 @contextmanager
-def hosted(model: nn.Module, layers: list[AttentionLayer], function: CallFunction) -> Iterator[None]:
+def hosted(
+    model: nn.Module, layers: list[AttentionLayer], function: CallFunction, admit: Admission | None = None
+) -> Iterator[Hooks]:
     """Let ``function`` (-> [B, Hq, q, D]) do the attention of every layer over the state of the hosted cache given.
 
-    Raises `AatcError` for a call without such a cache. The model's configuration and hooks, and the interfaces, are as
-    before when the block ends, whatever happened in it.
+    Raises `AatcError` for a call without such a cache, or with one that ``admit`` raises for. The model's configuration
+    and hooks, and the interfaces, are as before when the block ends, whatever happened in it.
     """
     # a name of its own, so that two attached models (a compressed assistant, for one) do not share a function
     name = f"{PREFIX}{next(_NUMBERS)}"
-    hooks = _Hooks(layers, function, name)
+    hooks = Hooks(layers, function, name, admit)
     config: Any = model.config
     try:
         hooks.attach(model)
         with attention_function(config, name, hooks.attend, _plain_mask):
-            yield
+            yield hooks
     finally:
         hooks.detach()
 
@@ -81,10 +84,17 @@ def _plain_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor |
     return attention_mask
 
 
-class _Hooks:
-    """What the hooks of one forward pass have seen, and the attention function that reads it."""
+class Hooks:
+    """What the hooks of one forward pass have seen, and the attention function that reads it.
 
-    def __init__(self, layers: list[AttentionLayer], function: CallFunction, name: str) -> None:
+    ``begin`` is called before every forward pass of the model.
+    """
+
+    def __init__(
+        self, layers: list[AttentionLayer], function: CallFunction, name: str, admit: Admission | None = None
+    ) -> None:
+        self.admit = admit
+        self.begin: Callable[[], None] = lambda: None
         self.layers = layers
         self.function = function
         self.name = name
@@ -152,10 +162,14 @@ class _Hooks:
             prompt=count if self.keep is None else max(count - self.keep + 1, 1),
         )
         assert self.attached is not None
-        return self.function(self.attached.state, call).transpose(1, 2).contiguous(), None
+        out = self.function(self.attached.state, call)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            out = NoBackward.apply(out, query, key, value)  # type: ignore[no-untyped-call]
+        return out.transpose(1, 2).contiguous(), None
 
     def _start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._forget()
+        self.begin()
         check_call(module, args, kwargs, self.name, len(self.layers))
         # with the logits of k + 1 positions asked for, the last k tokens are candidates: see CacheCall.prompt
         keep = kwargs.get("logits_to_keep")
@@ -198,12 +212,14 @@ class _Hooks:
         if not isinstance(cache, HostedCache):
             found = "none" if cache is None else f"a {type(cache).__name__}"
             raise AatcError(
-                f"inside `compressed` the model needs a compressed cache, got {found}",
+                f"inside its block the model needs a compressed cache, got {found}",
                 f"pass {self.keyword}=session.new_cache() to generate or to the model",
             )
         tables = kwargs.get("position_embeddings")
         if tables is None or id(tables[0]) not in self.rotations:
             raise AatcError("this model does not pass rotary tables to its attention", "it is not supported yet")
+        if self.admit is not None and self.attached is not cache:
+            self.admit(cache)
         self.seen["rotation"] = self.rotations[id(tables[0])]
         self.attached = cache
         cache.attached = True

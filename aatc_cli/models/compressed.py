@@ -63,9 +63,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Hand the new tokens through to the attention function, which stores them; raises outside `hosted`."""
         if not self.host.attached:
-            raise AatcError(
-                "a compressed cache was used outside its block", "call the model inside `with compressed(...)`"
-            )
+            raise AatcError("a compressed cache was used outside its block", "call the model inside `with attach(...)`")
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -88,6 +86,8 @@ class HostedCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
         self.state = state
         self.attached = False
+        # whose it is: only blocks of an equal session take it
+        self.owner: Any = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Put the sequences in the order of the surviving beams."""
@@ -124,6 +124,7 @@ class HostedCache(Cache):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self)(copy.deepcopy(self.state, memo), len(self.layers))
+        new.owner = self.owner
         memo[id(self)] = new
         return new
 

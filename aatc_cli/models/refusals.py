@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from aatc_cli.errors import AatcError
 from aatc_cli.models.compressed import HostedCache
@@ -20,7 +21,7 @@ def check_model(model: nn.Module) -> None:
     """
     config: Any = model.config
     if str(config._attn_implementation).startswith(PREFIX):
-        raise AatcError("the model is inside `compressed` already", "leave that block first")
+        raise AatcError("the model is attached to a compressed cache already", "leave that block first")
     # a wrapper of torch.compile carries the model inside it; Module.compile marks the module itself
     if hasattr(model, "_orig_mod") or any(getattr(part, "_compiled_call_impl", None) for part in model.modules()):
         raise AatcError(
@@ -51,7 +52,7 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], implem
         )
     if config._attn_implementation != implementation:
         raise AatcError(
-            f"the attention implementation was set to {config._attn_implementation!r} inside `compressed`",
+            f"the attention implementation was set to {config._attn_implementation!r} inside the block",
             "set it before the block; inside it the compressed cache does the attention",
         )
     if kwargs.get("use_cache") is False and any(isinstance(value, HostedCache) for value in kwargs.values()):
@@ -60,11 +61,28 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], implem
     if wanted or (wanted is None and getattr(config, "output_attentions", False)):
         raise AatcError(
             "output_attentions is not supported: packed tokens have no attention weights to hand out",
-            "read attention weights from the model outside `compressed`",
+            "read attention weights from the model outside the block",
         )
     given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
     if any(tokens is not None and tokens.shape[1] == 0 for tokens in given):
         raise AatcError(
             "the prompt is empty: there is no token that the cache does not hold already",
             "give one more token at least, or begin a new cache",
+        )
+
+
+class NoBackward(torch.autograd.Function):
+    """The output of a compressed cache, through which no gradient goes: backward raises, zeros would be silent."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
+        """``out`` itself; ``inputs`` are what a gradient would have to reach."""
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Raises `AatcError`."""
+        raise AatcError(
+            "no gradients go through a compressed cache, which rounds what it stores",
+            "call backward outside the block, or put torch.no_grad() around the model",
         )

@@ -1,1 +1,1 @@
-"""The live compressed cache: packed storage, attention over it, and its life under ``generate``."""
+"""The live compressed cache: one session, one state, and a store for every way to hold tokens."""

@@ -7,47 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from aatc_cli.config import Window
-from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.runtime.sliding import SlidingStore
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.store import Store
 
 # the latents of larger numbers may be infinite in float32, whose range they leave by this factor
 _HEADROOM = 2.0**24
 LARGEST = torch.finfo(torch.float32).max / _HEADROOM
-
-# the cache of one layer: compressed, or a sliding one that stays exact
-Store = LayerStore | SlidingStore
-
-
-@dataclass(frozen=True)
-class CacheSpec:
-    """What all caches of one model and plan share: codecs per layer (key, value), window, dtype, context, byte law.
-
-    windows: for every layer of the model None, or the tokens that an exact sliding layer sees. switch: the length
-    beyond which the model rotates with other frequencies, or None.
-    """
-
-    sites: tuple[tuple[SiteCodec, SiteCodec], ...]
-    window: Window
-    dtype: torch.dtype
-    limit: int | None
-    layout: CacheLayout
-    windows: tuple[int | None, ...]
-    switch: int | None = None
-
-    def stores(self, batch: int) -> list[Store]:
-        """Empty stores of every layer of the model for ``batch`` sequences."""
-        pairs = iter(self.sites)
-        device = self.sites[0][0].plan.order.device
-        return [
-            LayerStore(*next(pairs), self.window, batch, self.dtype)
-            if window is None
-            else SlidingStore(window, self.layout.geometry.channels, batch, self.dtype, device)
-            for window in self.windows
-        ]
 
 
 @dataclass
@@ -59,10 +25,13 @@ class Group:
     length: int
     stores: list[Store]
 
-    def select(self, places: list[int], rows: list[int]) -> Group:
-        """The sequences at ``places`` of this group, as rows ``rows``, in stores of their own."""
-        index = torch.tensor(places)
-        return Group(rows, self.offset, self.length, [store.select(index) for store in self.stores])
+    def select(self, places: list[int], rows: list[int], spec: CacheSpec) -> Group:
+        """The sequences at ``places`` of this group (any order, repeats allowed), as rows ``rows``, in new stores."""
+        index, stores = torch.tensor(places), spec.stores(len(places))
+        for old, new in zip(self.stores, stores, strict=True):
+            found = old.tensors().items()
+            new.load({name: part.index_select(0, index.to(part.device)) for name, part in found}, old.tokens)
+        return Group(rows, self.offset, self.length, stores)
 
 
 @dataclass

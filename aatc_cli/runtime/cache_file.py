@@ -23,10 +23,10 @@ from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.profiles import explain
-from aatc_cli.runtime.batch import CacheSpec, Group
-from aatc_cli.runtime.cache import CompressedState
+from aatc_cli.runtime.batch import Group
 from aatc_cli.runtime.session import Session
-from aatc_cli.runtime.store_check import fits
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.state import CompressedState
 
 # numbers of every weight that go into the model's digest
 _SAMPLES = 64
@@ -67,6 +67,8 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
 
     Raises `AatcError` when the disk does not take it, or a forward pass through the cache was interrupted.
     """
+    spec = _saved_spec(session)
+    session.admit(cache)
     state = cache.state
     assert isinstance(state, CompressedState)
     if any(store.tokens != group.length for group in state.groups for store in group.stores):
@@ -75,9 +77,9 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
     draft = CacheManifest(
         schema_version=1,
         kind="cache",
-        plan=plan_digest(session.spec),
+        plan=spec.digest,
         model=model_digest(session.model),
-        window=session.spec.window,
+        window=spec.window,
         columns=state.columns,
         groups=[GroupRecord(rows=g.rows, offset=g.offset, length=g.length) for g in state.groups],
         tensors={name: _entry(tensor) for name, tensor in tensors.items()},
@@ -112,9 +114,9 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
 
     Raises `ArtifactError` when it is absent, damaged, or of another plan, model or schema.
     """
-    manifest = _read_manifest(folder)
+    spec, manifest = _saved_spec(session), _read_manifest(folder)
     for what, found, wanted in (
-        ("plan", manifest.plan, plan_digest(session.spec)),
+        ("plan", manifest.plan, spec.digest),
         ("model", manifest.model, model_digest(session.model)),
     ):
         if found != wanted:
@@ -122,22 +124,20 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
                 f"the cache in {folder} was made with another {what}", f"use the {what} it was made with"
             )
     tensors = _read_tensors(folder, manifest)
-    _check_groups(folder, manifest, session.spec)
-    cache = session.new_cache()
+    _check_groups(folder, manifest, spec)
+    cache: HostedCache = session.new_cache()
     state = cache.state
     assert isinstance(state, CompressedState)
-    device = session.spec.sites[0][0].plan.order.device
     state.columns, state.batch = manifest.columns, sum(len(group.rows) for group in manifest.groups) or -1
     for index, record in enumerate(manifest.groups):
-        stores = session.spec.stores(len(record.rows))
+        stores = spec.stores(len(record.rows))
         for layer, store in enumerate(stores):
             prefix = f"groups.{index}.layers.{layer}."
-            held = {name: tensors.get(prefix + name) for name in store.tensors()}
-            store.tokens = record.length
-            if not fits(store, held):
+            held = {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}
+            if not store.fits(held, record.length):
                 raise _damaged(folder, f"layer {layer} of group {index} is not that of {record.length} tokens")
             # a clone owns its storage: what safetensors hands out may be part of a larger one
-            store.load({name: tensor.to(device).clone() for name, tensor in held.items() if tensor is not None})
+            store.load({name: part.to(spec.device).clone() for name, part in held.items()}, record.length)
         state.groups.append(Group(record.rows, record.offset, record.length, stores))
     if state.tensors().keys() != tensors.keys():
         raise _damaged(folder, "it holds tensors of no layer")
@@ -176,14 +176,14 @@ def _check_groups(folder: Path, manifest: CacheManifest, spec: CacheSpec) -> Non
         raise _damaged(folder, "its groups of sequences do not make a batch")
 
 
-def plan_digest(spec: CacheSpec) -> str:
-    """sha256 over everything that decides a code: transforms, scales, widths, quantizer, window, dtype."""
-    sites = []
-    for codec in (site.codec for pair in spec.sites for site in pair):
-        parts = (codec.encode, codec.decode, codec.scale, codec.bits, codec.variance, codec.weight)
-        how = [codec.quantizer, codec.scale_bits]
-        sites.append([*how, *(None if part is None else tensor_digest(part) for part in parts)])
-    return digest_of([sites, spec.window.model_dump(mode="json"), str(spec.dtype)])
+def _saved_spec(session: Session) -> CacheSpec:
+    """What the caches of a session share; raises `AatcError` for those that are not written to files."""
+    if session.spec is None or session.spec.form.kind == "simulated":
+        raise AatcError(
+            f"the caches of {session.name} are {session.kind}, which no file holds",
+            "save caches that are packed or fused",
+        )
+    return session.spec
 
 
 def model_digest(model: nn.Module) -> str:

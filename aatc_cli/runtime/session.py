@@ -1,96 +1,146 @@
-"""Attach the compressed cache to a model: ``with compressed(model, codecs, window) as session``."""
+"""The session: a model with the caches of one plan, and the block in which it works with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Self
 
-import torch
 from torch import Tensor, nn
 
-from aatc_cli.config import HeadGroups, Window
-from aatc_cli.core import SIDES, Side
-from aatc_cli.core.codec import Codec, TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import AttentionLayer, AttentionSite, ExactLayer, attention_layers, geometry_of
+from aatc_cli.models.adapter import AttentionLayer
+from aatc_cli.models.assistant import caches_of_assistant
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
-from aatc_cli.models.layer_kinds import rope_switch
+from aatc_cli.models.generation import plain_cache
 from aatc_cli.models.refusals import check_model
-from aatc_cli.runtime.batch import CacheSpec
-from aatc_cli.runtime.cache import CompressedState
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.state import CompressedState
+from aatc_cli.runtime.watch import ModelWatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Session:
-    """An attached model: makes empty caches for it; ``keyword`` names the argument that takes one."""
+    """A model and the caches of one plan for it; ``keyword`` names the argument of the model that takes one.
 
-    spec: CacheSpec
-    model: nn.Module
-    keyword: str
-
-    def new_cache(self) -> HostedCache:
-        """An empty cache, to be given to ``generate`` or ``forward`` as ``keyword`` inside the block."""
-        return HostedCache(CompressedState(self.spec), len(self.spec.windows))
-
-
-@contextmanager
-def compressed(model: nn.Module, codecs: Sequence[Mapping[Side, Codec]], window: Window) -> Iterator[Session]:
-    """Attach the compressed cache to ``model`` while the block lasts.
-
-    codecs: per compressed layer the codec of "k" and "v". Raises `AatcError` when they do not fit the model, or it is
-    compiled or spread over devices, and `UnsupportedModelError` for a model whose attention cannot be read.
+    name and digest are the plan's ("codecs" and None of bare ones); spec is None for the model's own cache. Caches are
+    of use inside the block of `attached` alone, and only in sessions of the same model, plan, window and dtype.
     """
-    check_model(model)
-    layers = attention_layers(model)
-    spec = cache_spec(model, layers, codecs, window)
-    with hosted(model, layers, _attend):
-        yield Session(spec, model, cache_keyword(model))
+
+    name: str
+    model: nn.Module
+    layers: list[AttentionLayer]
+    keyword: str
+    spec: CacheSpec | None
+    watch: ModelWatch
+    digest: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        model: nn.Module,
+        layers: list[AttentionLayer],
+        spec: CacheSpec | None,
+        digest: str | None = None,
+    ) -> Self:
+        """A session of ``model`` as it is now."""
+        return cls(name, model, layers, cache_keyword(model), spec, ModelWatch(model, layers), digest)
+
+    @property
+    def kind(self) -> Literal["plain", "packed", "fused", "simulated"]:
+        """How its caches hold tokens; "plain" is the model's own."""
+        return "plain" if self.spec is None else self.spec.form.kind
+
+    @property
+    def layout(self) -> CacheLayout | None:
+        """The byte law of its caches, where one is known."""
+        return None if self.spec is None else self.spec.layout
+
+    def new_cache(self, room: int | None = None) -> Any:
+        """An empty cache, to be given to ``generate`` or ``forward`` as ``keyword`` inside the block.
+
+        room: tokens that a fused cache has place for from the start and never more, as a captured graph needs it;
+        without it the cache grows. Raises `AatcError` for a room that other caches do not have.
+        """
+        if self.spec is None:
+            if room is not None:
+                raise AatcError("the model's own cache has no spare room", "leave out the number of tokens it is for")
+            return plain_cache(self.model)
+        if room is not None and self.kind != "fused":
+            self.spec.form.stores(1, room)
+        cache = HostedCache(CompressedState(self.spec.with_room(room)), len(self.spec.windows))
+        cache.owner = self
+        return cache
+
+    def bytes_live(self, cache: Any) -> int:
+        """Bytes that ``cache`` has allocated for tokens; raises `AatcError` of a simulated one."""
+        if isinstance(cache, HostedCache):
+            state: Any = cache.state
+            return int(state.bytes_live())
+        held = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+        return sum(tensor.nbytes for tensor in held if isinstance(tensor, Tensor))
+
+    @contextmanager
+    def attached(self) -> Iterator[Self]:
+        """The block in which the model works with caches of this session, and with no other ones.
+
+        Raises `AatcError` for a model that is attached already, compiled, or changed since the session began.
+        """
+        self.check_model()
+        if self.spec is None:
+            yield self
+            return
+        check_model(self.model)
+        with (
+            hosted(self.model, self.layers, attend, self.admit) as hooks,
+            caches_of_assistant(self.model, self.keyword, self.new_cache),
+        ):
+            hooks.begin = self._begin(self.watch.hooks())
+            yield self
+
+    def check_model(self) -> None:
+        """Raise `AatcError` naming what was changed in the model since the session began."""
+        self.watch.check()
+
+    def admit(self, cache: HostedCache) -> None:
+        """Raise `AatcError` for a cache of another model, plan, window, dtype or kind."""
+        owner = cache.owner
+        if owner is self:
+            return
+        if not isinstance(owner, Session) or owner.spec is None:
+            raise AatcError("this cache is of no session", "make it by session.new_cache()")
+        assert self.spec is not None
+        if owner.model is not self.model:
+            raise _foreign("another model", owner.name, self.name)
+        if owner.kind != self.kind:
+            raise _foreign(f"{owner.kind} tokens", owner.name, f"{self.name}, whose caches are {self.kind}")
+        if owner.spec.digest != self.spec.digest:
+            raise _foreign("another plan, window or dtype", owner.name, self.name)
+        if not owner.watch.same(self.watch):
+            raise _foreign("the model before it was changed", owner.name, self.name)
+        cache.owner = self
+
+    def _begin(self, hooks: tuple[int, ...]) -> Any:
+        def begin() -> None:
+            self.check_model()
+            self.watch.check_hooks(hooks)
+
+        return begin
 
 
-def cache_spec(
-    model: nn.Module, layers: list[AttentionLayer], codecs: Sequence[Mapping[Side, Codec]], window: Window
-) -> CacheSpec:
-    """What the caches of a model share: codecs on its device, in float32 (float64 for a float64 model)."""
-    if not window.exact:
-        raise AatcError("the packed cache holds no window of 8 bits yet", "use a window of 16 bits")
-    config: Any = model.config
-    geometry = geometry_of(config)
-    sites = [layer for layer in layers if isinstance(layer, AttentionSite)]
-    if len(codecs) != len(sites):
-        raise AatcError(f"{len(codecs)} layers of codecs for a model of {len(sites)}", "use a plan of this model")
-    parameter = next(model.parameters())
-    placed = [
-        {side: _placed(layer[side], site, geometry.channels, parameter) for side in SIDES}
-        for site, layer in zip(sites, codecs, strict=True)
-    ]
-    pairs = tuple(
-        (SiteCodec("k", pair["k"], site.k_bias, window.flush), SiteCodec("v", pair["v"], site.v_bias, window.flush))
-        for site, pair in zip(sites, placed, strict=True)
+def attend(state: CacheState, call: CacheCall) -> Tensor:
+    """The attention function of every cache, for `models.cache_hooks.hosted`."""
+    found: Any = state
+    out: Tensor = found.attend(call)
+    return out
+
+
+def _foreign(what: str, theirs: str, ours: str) -> AatcError:
+    return AatcError(
+        f"this cache holds {what}: it is of the session of {theirs}, and the model is attached to {ours}",
+        "make the cache by new_cache() of the session whose block this is",
     )
-    bits: list[dict[Side, list[int]]] = [{side: pair[side].bits.tolist() for side in SIDES} for pair in placed]
-    groups = HeadGroups(k=pairs[0][0].groups, v=pairs[0][1].groups)
-    layout = CacheLayout.of_bits(geometry, window, groups, bits, placed[0]["k"].scale_bits)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    windows = tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers)
-    return CacheSpec(pairs, window, parameter.dtype, limit, layout, windows, rope_switch(config))
-
-
-def _placed(codec: Codec, site: AttentionSite, channels: int, like: Tensor) -> TransformCodec:
-    if not isinstance(codec, TransformCodec):
-        problem = f"a {type(codec).__name__} has no codes to pack"
-        raise AatcError(problem, "use a plan whose recipe is packed, or a simulated cache")
-    if codec.bits.numel() != channels:
-        raise AatcError(
-            f"layer {site.layer} has {channels} channels, its codec {codec.bits.numel()}", "use a plan of this model"
-        )
-    return codec.to(like.device, torch.promote_types(like.dtype, torch.float32))
-
-
-def _attend(state: CacheState, call: CacheCall) -> Tensor:
-    assert isinstance(state, CompressedState)
-    return state.attend(call)

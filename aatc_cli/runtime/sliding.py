@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import masked_attention
+from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.store_check import fits_sliding
 
 
 class SlidingStore:
@@ -29,6 +33,11 @@ class SlidingStore:
         held = int(self.keys.shape[1])
         return 0 if held == self.tokens else self.tokens - max(held - self.window + 1, 0)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the live tensors."""
+        return self.keys.nbytes + self.values.nbytes
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Take in rows [b, n, C] of the next n tokens and forget what no later query sees."""
         self.tokens += keys.shape[1]
@@ -39,28 +48,30 @@ class SlidingStore:
         """Every live tensor by name; they hold all the bytes of this layer."""
         return {name: getattr(self, name) for name in self.NAMES}
 
-    def select(self, rows: Tensor) -> SlidingStore:
-        """A store of the sequences ``rows`` (indices, any order, repeats allowed), sharing no memory with this one."""
-        new = self.like(int(rows.shape[0]))
-        new.tokens = self.tokens
-        new.load({name: tensor.index_select(0, rows.to(tensor.device)) for name, tensor in self.tensors().items()})
-        return new
-
     def snapshot(self) -> SlidingStore:
         """A store in the same state; tensors are only ever replaced, so they are shared."""
-        new = self.like(int(self.keys.shape[0]))
-        new.tokens = self.tokens
-        new.load(self.tensors())
+        batch, _, channels = self.keys.shape
+        new = SlidingStore(self.window, channels, batch, self.keys.dtype, self.keys.device)
+        new.load(self.tensors(), self.tokens)
         return new
 
-    def like(self, batch: int) -> SlidingStore:
-        """An empty store of the same layer for ``batch`` sequences."""
-        return SlidingStore(self.window, int(self.keys.shape[2]), batch, self.keys.dtype, self.keys.device)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Put the tensors of `tensors` in place; ``tokens`` is the caller's to set."""
+    def load(self, tensors: Mapping[str, Tensor], tokens: int) -> None:
+        """Put the contents of ``tokens`` tokens in place."""
+        self.tokens = tokens
         for name in self.NAMES:
             setattr(self, name, tensors[name])
+
+    def fits(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
+        """Whether ``tensors`` can be the contents of such a store with ``tokens`` tokens."""
+        return fits_sliding(self.tensors(), tensors, tokens, self.window)
+
+    def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Exact attention of new tokens over the store and, causally, over themselves. -> [b, Hq, q, D].
+
+        A sliding layer sees every new token before it is stored: ``fresh`` has them, rotated.
+        """
+        assert fresh is not None
+        return sliding_attention(query, *fresh, self, view)
 
     def drop(self, count: int) -> None:
         """Forget the ``count`` latest tokens, at least `least` of them staying."""
@@ -70,16 +81,7 @@ class SlidingStore:
         self.keys, self.values = self.keys[:, :held].clone(), self.values[:, :held].clone()
 
 
-def sliding_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    store: SlidingStore,
-    scaling: float,
-    *,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def sliding_attention(query: Tensor, key: Tensor, value: Tensor, store: SlidingStore, view: LayerView) -> Tensor:
     """Exact attention of new tokens over ``store`` and, causally, over themselves. -> [b, Hq, q, D].
 
     query [b, Hq, q, D], key and value [b, H, q, D] are rotated and not in the store yet.
@@ -94,4 +96,4 @@ def sliding_attention(
         device = query.device
         distance = held + torch.arange(count, device=device)[:, None] - torch.arange(held + count, device=device)
         allowed = (distance >= 0) & (distance < store.window)
-    return masked_attention(query, keys, values, allowed, scaling, sinks=sinks, softcap=softcap)
+    return masked_attention(query, keys, values, allowed, view.scaling, sinks=view.sinks, softcap=view.softcap)

@@ -63,6 +63,8 @@ def _inspect_stats(path: Path) -> Inspection:
     stats = Stats.open(path, unfinished=True)
     rows = [[text.name, f"{text.weight:g}", str(text.windows), f"{text.tokens:,}"] for text in stats.texts]
     title = f"stats of {stats.model.name}: {stats.tokens:,} tokens"
+    if stats.value_rank is not None:
+        title += f", effective rank of values {stats.value_rank:.1f} of {stats.geometry.channels}"
     table = Table(title, ["text", "weight", "windows", "tokens in source"], rows)
     return _artifact_inspection(stats, {"texts": [t.model_dump(mode="json") for t in stats.texts]}, table)
 

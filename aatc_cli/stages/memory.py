@@ -22,16 +22,15 @@ from aatc_cli.errors import UsageError
 from aatc_cli.evals.memory import MemoryResult, MemoryRow, Peak, random_widths, storage_bytes
 from aatc_cli.evals.subjects import EvalOptions, Subject, device_name, origin_of, require_subjects
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
 from aatc_cli.profiles import ModelProfile
-from aatc_cli.runtime.contenders import Packed, Plain
-from aatc_cli.runtime.session import cache_spec
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.attach import plain, prepare
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
+from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.sliding import SlidingStore
-from aatc_cli.runtime.store import LayerStore
 
 # random vectors written into a store at once, of all sequences
 _ROWS = 4096
@@ -73,11 +72,10 @@ def measure_memory(
     for subject in subjects:
         assert subject.plan is not None
         began, rows = time.perf_counter(), []
-        codecs = subject.plan.codecs(options.device)
-        spec = cache_spec(model, attention_layers(model), codecs, subject.recipe.window)
+        session = prepare(model, subject.plan, "packed")
         with progress(f"eval memory of {subject.name}", len(settings.sizes)) as ticker:
             for size in settings.sizes:
-                rows.append(_row(Packed(subject.name, model, spec), size, options.device, references[size]))
+                rows.append(_row(session, size, options.device, references[size]))
                 ticker.advance()
         result = MemoryResult(
             **origin_of(subject, identity, options), seconds=time.perf_counter() - began, synthetic=False, rows=rows
@@ -97,19 +95,19 @@ class _Use:
 
 
 @torch.no_grad()
-def _filled(contender: Packed | Plain, size: tuple[int, int], device: str) -> tuple[Any, _Use]:
+def _filled(session: Session, size: tuple[int, int], device: str) -> tuple[Any, _Use]:
     """A cache with ``size`` (context, batch) random tokens, the last of them decoded, and what that took."""
     context, batch = size
-    model: Any = contender.model
+    model: Any = session.model
     vocabulary = int(model.config.get_text_config().vocab_size)
     ids = torch.randint(vocabulary, (batch, context), generator=torch.Generator().manual_seed(0)).to(device)
     peak = Peak(device)
     base = peak.restart()
-    cache = contender.new_cache()
+    cache = session.new_cache()
 
     def forward(tokens: Tensor) -> int | None:
         keyword = {cache_keyword(model): cache}
-        with contender.attached():
+        with session.attached():
             model(input_ids=tokens, use_cache=True, logits_to_keep=1, **keyword)
         return peak.read()
 
@@ -121,14 +119,15 @@ def _filled(contender: Packed | Plain, size: tuple[int, int], device: str) -> tu
 
 
 def _reference(model: Any, size: tuple[int, int], device: str) -> _Use:
-    _, use = _filled(Plain("fp16", model), size, device)
+    _, use = _filled(plain(model), size, device)
     return use
 
 
-def _row(contender: Packed, size: tuple[int, int], device: str, reference: _Use) -> MemoryRow:
-    cache, use = _filled(contender, size, device)
+def _row(session: Session, size: tuple[int, int], device: str, reference: _Use) -> MemoryRow:
+    cache, use = _filled(session, size, device)
     live, state = storage_bytes(cache.state.tensors().values()), cache.state
-    half = contender.spec.layout.reference_bytes(*size)
+    assert session.layout is not None
+    half = session.layout.reference_bytes(*size)
     return MemoryRow(
         context=size[0],
         batch=size[1],
@@ -160,7 +159,7 @@ def synthetic_memory(
     """
     results = []
     for recipe in recipes:
-        if recipe.allocator == "none":
+        if recipe.choices.allocator.nothing:
             raise UsageError(f"{recipe.name} stands beside every plan already", "name another --recipe")
         for budget in budgets:
             if budget.unit != "bits" or not recipe.min_bits <= budget.value <= recipe.max_bits:
@@ -233,14 +232,14 @@ def _stores(
     scale_bits: int,
     batch: int,
     device: str,
-) -> Iterator[LayerStore | SlidingStore]:
+) -> Iterator[PackedStore | SlidingStore]:
     """Empty stores, one at a time: the matrices of one layer are gone when the next one's are made."""
     for layer in bits:
         keys, values = (
             SiteCodec(side, _plain_codec(layer[side], groups.of(side), scale_bits, device), None, window.flush)
             for side in SIDES
         )
-        yield LayerStore(keys, values, window, batch, torch.float16)
+        yield PackedStore(keys, values, window, batch, torch.float16)
     for _ in range(geometry.sliding_layers):
         assert geometry.sliding_window is not None
         yield SlidingStore(geometry.sliding_window, geometry.channels, batch, torch.float16, torch.device(device))
@@ -253,7 +252,7 @@ def _plain_codec(bits: list[int], groups: int, scale_bits: int, device: str) -> 
     return TransformCodec(unit, unit, ones, torch.tensor(bits), ones, scale_bits=scale_bits).to(device)
 
 
-def _fill(store: LayerStore | SlidingStore, channels: int, context: int, batch: int, device: str) -> None:
+def _fill(store: PackedStore | SlidingStore, channels: int, context: int, batch: int, device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = max(_ROWS // batch, 1)
 

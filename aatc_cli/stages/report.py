@@ -8,24 +8,29 @@ from pathlib import Path
 
 from aatc_cli import __version__
 from aatc_cli.artifacts.disk import write_text
-from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
 from aatc_cli.artifacts.locking import locked, sweep
-from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, TextRecord, read_manifest, require_model
+from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, read_manifest, require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import read_studies
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import Floats, normalized_energy
+from aatc_cli.core.allocate import Floats
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed_tables import read_speed
 from aatc_cli.evals.stability import read_stability
 from aatc_cli.evals.study_scores import cell_evaluation
-from aatc_cli.report.data import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
-from aatc_cli.report.document import NO_PLANS, build_document
-from aatc_cli.report.published import published_for
-from aatc_cli.report.render import render_csv, render_figures, render_html, render_json, render_markdown
-from aatc_cli.report.study_data import StudyView
+from aatc_cli.report.data.published import published_for
+from aatc_cli.report.data.run import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first
+from aatc_cli.report.data.study import StudyView
+from aatc_cli.report.document.build import build_document
+from aatc_cli.report.document.plans import NO_PLANS
+from aatc_cli.report.render.files import render_csv, render_json
+from aatc_cli.report.render.markdown import render_markdown
+from aatc_cli.report.render.page import render_figures, render_html
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     """Read everything a report shows from ``run``; raises as `make_report` does."""
     evaluations = tuple(read_evaluations(run.evals)) if run.evals.is_dir() else ()
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
+    memory = tuple(read_measurement(path, MemoryResult) for path in sorted(run.evals.glob("memory.*.json")))
+    answers = tuple(read_measurement(path, BenchmarkResult) for path in sorted(run.evals.glob("benchmark.*.json")))
     plans = [Plan.open(path) for path in run.plans()]
-    if not evaluations and not stability and not speed and not plans and not any(run.studies.glob("*.json")):
+    measured = (*evaluations, *stability, *speed, *memory, *answers)
+    if not measured and not plans and not any(run.studies.glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -85,18 +93,20 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     plans.sort(key=lambda plan: (paper_first(plan.recipe.name), -plan.mean_bits, plan.budget.label))
     sources = _sources(run)
     model = _common_model(plans, sources)
-    name = model.name if model else ", ".join(sorted({e.model for e in (*evaluations, *speed)}))
+    name = model.name if model else ", ".join(sorted({e.model for e in measured}))
     return ReportData(
         title=title or f"Compressing the KV cache of {name}",
         version=__version__,
         model=model,
-        texts=tuple(TextUse(what, tuple(texts)) for what, _, texts in sources if texts),
+        texts=tuple(source.use for source in sources if source.use.texts),
         evaluations=evaluations,
         plans=tuple(_view(plan) for plan in plans),
         spectrum=_spectrum(run, plans),
         studies=tuple(_studies(run)),
         stability=stability,
         speed=speed,
+        memory=memory,
+        answers=answers,
     )
 
 
@@ -107,24 +117,36 @@ def _studies(run: Run) -> Iterator[StudyView]:
         yield StudyView(result, found, published_for(result.model))
 
 
-def _sources(run: Run) -> list[tuple[str, ModelIdentity, list[TextRecord]]]:
-    """Name, model and texts of every Stats and Transform of the run, in name order."""
-    found: list[tuple[str, ModelIdentity, list[TextRecord]]] = []
+@dataclass(frozen=True)
+class _Source:
+    """One Stats or Transform of the run: its model, and the texts it was made from."""
+
+    model: ModelIdentity
+    use: TextUse
+
+
+def _sources(run: Run) -> list[_Source]:
+    """Every Stats and Transform of the run, in name order; tokens used are those that Stats counted."""
+    found: list[_Source] = []
+    used: dict[str, int] = {}
     for path in [*run.all_stats(), *run.transforms()]:
         if not (path / MANIFEST).is_file():
             continue
         manifest = read_manifest(path)
         if manifest.kind != "plan":
             what = path.name if manifest.kind == "stats" else f"transform {path.name}"
-            found.append((what, manifest.model, manifest.texts))
+            if manifest.kind == "stats" and isinstance(tokens := manifest.results.get("tokens"), int):
+                used[manifest.digest] = tokens
+            counted = [used[d] for d in (manifest.digest, *manifest.inputs.values()) if d in used]
+            use = TextUse(what, tuple(manifest.texts), counted[0] if len(set(counted)) == 1 else None)
+            found.append(_Source(manifest.model, use))
     return found
 
 
-def _common_model(
-    plans: Sequence[Plan], sources: Sequence[tuple[str, ModelIdentity, list[TextRecord]]]
-) -> ModelIdentity | None:
+def _common_model(plans: Sequence[Plan], sources: Sequence[_Source]) -> ModelIdentity | None:
     """The one model all artifacts belong to; raises `ArtifactError` when there are two."""
-    named = [(plan.name, plan.model) for plan in plans] + [(what, model) for what, model, _ in sources]
+    named = [(plan.name, plan.model) for plan in plans]
+    named += [(source.use.artifact, source.model) for source in sources]
     for what, model in named[1:]:
         require_model(model, named[0][1], what)
     return named[0][1] if named else None
@@ -162,7 +184,7 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
     first = min(chosen[0].geometry.leading(recipe.protect.layers), last)
     layers = tuple(sorted({first, (first + last) // 2, last}))
     energy: dict[tuple[int, Side], Floats] = {
-        (layer, side): normalized_energy(energies[layer][side], side, recipe) for layer in layers for side in SIDES
+        (layer, side): recipe.choices.energy(energies[layer][side], side) for layer in layers for side in SIDES
     }
     views = [_view(plan) for plan in chosen]
     levels = tuple(

@@ -16,15 +16,14 @@ from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.generation import Batch, generate
-from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
-from aatc_cli.models.adapter import attention_layers
+from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, Tokenizer, identify, load_config, load_model, load_tokenizer
-from aatc_cli.runtime.contenders import AnyContender, Packed, Plain, Simulated, shared_prefill
-from aatc_cli.runtime.session import cache_spec
-from aatc_cli.runtime.simulated import simulated
+from aatc_cli.runtime.attach import plain, prepare
+from aatc_cli.runtime.prefill import shared_prefill
+from aatc_cli.runtime.session import Session
 from aatc_cli.stages.benchmark import Ledger
 from aatc_cli.text.ruler.collections import open_collections
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample, make_samples
@@ -132,7 +131,7 @@ class _Bench:
     model: Any
     tokenizer: Tokenizer
     device: str
-    contenders: dict[str, AnyContender] = field(default_factory=dict)
+    contenders: dict[str, Session] = field(default_factory=dict)
 
     @classmethod
     def open(cls, source: ModelSource, tokenizer: Tokenizer, options: EvalOptions) -> _Bench:
@@ -170,7 +169,7 @@ class _Bench:
             for mean, stderr in [mean_and_stderr(values)]
         ]
 
-    def _answers(self, job: _Job, samples: list[Sample], contenders: list[AnyContender]) -> list[list[float]]:
+    def _answers(self, job: _Job, samples: list[Sample], contenders: list[Session]) -> list[list[float]]:
         """Scores of these samples by contender."""
 
         def value(row: int, tokens: list[int]) -> float:
@@ -182,7 +181,7 @@ class _Bench:
             cache_keyword(self.model),
             Batch.of([s.tokens for s in samples], torch.device(self.device)),
             contenders,
-            lambda b: shared_prefill(self.model, contenders, b.ids, b.mask, b.positions),
+            lambda b: shared_prefill(contenders, b.ids, b.mask, b.positions),
             job.room,
             # the score never falls as the text grows, so a full one cannot change any more
             end_tokens(self.model),
@@ -190,20 +189,12 @@ class _Bench:
         )
         return [[value(row, tokens) for row, tokens in enumerate(found)] for found in texts]
 
-    def _contender(self, subject: Subject) -> AnyContender:
+    def _contender(self, subject: Subject) -> Session:
         if subject.name not in self.contenders:
-            self.contenders[subject.name] = contender_of(subject, self.model, self.device)
+            self.contenders[subject.name] = session_of(subject, self.model)
         return self.contenders[subject.name]
 
 
-def contender_of(subject: Subject, model: Any, device: str) -> AnyContender:
-    """The cache of a subject: the model's own without a plan, with it the packed one, or a simulated one."""
-    if subject.plan is None:
-        return Plain(subject.name, model)
-    if not subject.recipe.packed:
-        codecs = subject_codecs(subject, subject.plan.geometry.layers, device)
-        # the caches outlive the block: what they share is all that is wanted of it
-        with simulated(model, codecs, subject.recipe.window, subject.recipe.coordinates) as session:
-            return Simulated(subject.name, model, session.spec)
-    codecs = subject.plan.codecs(device)
-    return Packed(subject.name, model, cache_spec(model, attention_layers(model), codecs, subject.recipe.window))
+def session_of(subject: Subject, model: Any) -> Session:
+    """The session of a subject: the model's own cache without a plan, with it the one that the plan has."""
+    return plain(model, subject.name) if subject.plan is None else prepare(model, subject.plan)

@@ -21,7 +21,7 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
 from aatc_cli.models.tiny import write_tiny_llama
 from aatc_cli.profiles import TextMixture, load_recipe
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import collect
 from aatc_cli.stages.collecting.settings import CollectOptions
@@ -108,7 +108,7 @@ class Selftest:
         ]
         window = plan.recipe.window
         expected = method_logits(model, attention_sites(model), Method("", codecs, window, "pre-rope"), ids, 0)
-        with compressed(model, codecs, window) as session:
+        with attach_codecs(model, codecs, window) as session:
             cache = session.new_cache()
             rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(_LENGTH - 1)]
             state: Any = cache.state

@@ -13,6 +13,7 @@ from torch import Tensor
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.config import Window
 from aatc_cli.console import progress, say, working
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import HALF_BYTES
@@ -28,12 +29,11 @@ from aatc_cli.evals.speed import (
     speed_row,
 )
 from aatc_cli.evals.subjects import EvalOptions, Subject, origin_of, require_subjects
-from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer
-from aatc_cli.runtime.contenders import Packed, Plain
-from aatc_cli.runtime.session import cache_spec
+from aatc_cli.runtime.attach import plain, prepare
+from aatc_cli.runtime.session import Session
 
 # name of the cache that is measured, by what computes its attention
 BACKEND = "torch"
@@ -93,8 +93,8 @@ class Bench:
     """One plan's cache and the model's own at one context and batch. ids [B, context + 1 + steps] are random tokens."""
 
     model: Any
-    plain: Plain
-    packed: Packed
+    plain: Session
+    packed: Session
     codecs: list[dict[Any, TransformCodec]]
     ids: Tensor
     context: int
@@ -103,7 +103,13 @@ class Bench:
     @property
     def steps(self) -> int:
         """Tokens decoded in one repeat."""
-        return self.packed.spec.window.flush
+        return self.window.flush
+
+    @property
+    def window(self) -> Window:
+        """The plan's window."""
+        assert self.packed.spec is not None
+        return self.packed.spec.window
 
     @property
     def batch(self) -> int:
@@ -117,19 +123,19 @@ class Bench:
         found: Tensor = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **keyword).logits[:, -1]
         return found
 
-    def timed(self, contender: Plain | Packed, work: Callable[[], object]) -> float:
-        """Seconds of ``work`` with the model attached to the contender's caches."""
-        with contender.attached():
+    def timed(self, session: Session, work: Callable[[], object]) -> float:
+        """Seconds of ``work`` with the model attached to the session's caches."""
+        with session.attached():
             self._wait()
             began = time.perf_counter()
             work()
             self._wait()
             return time.perf_counter() - began
 
-    def filled(self, contender: Plain | Packed) -> Any:
-        """A cache of the contender that holds the prompt."""
-        cache = contender.new_cache()
-        with contender.attached():
+    def filled(self, session: Session) -> Any:
+        """A cache of the session that holds the prompt."""
+        cache = session.new_cache()
+        with session.attached():
             self.forward(cache, self.ids[:, : self.context])
         return cache
 
@@ -144,10 +150,8 @@ Part = Callable[[Bench], list[SpeedRow]]
 def prefill_part(bench: Bench) -> list[SpeedRow]:
     """A whole prompt in one forward pass, into an empty cache."""
 
-    def once(contender: Plain | Packed) -> Callable[[], float]:
-        return lambda: bench.timed(
-            contender, lambda: bench.forward(contender.new_cache(), bench.ids[:, : bench.context])
-        )
+    def once(session: Session) -> Callable[[], float]:
+        return lambda: bench.timed(session, lambda: bench.forward(session.new_cache(), bench.ids[:, : bench.context]))
 
     theirs, ours = alternate([once(bench.plain), once(bench.packed)], bench.repeats)
     return [
@@ -160,21 +164,22 @@ def decode_part(bench: Bench) -> list[SpeedRow]:
     """One token after another behind the prompt, a flush block in each repeat; times are per token."""
     steps, tokens = bench.steps, bench.ids[:, bench.context + 1 :]
 
-    caches = {contender.name: bench.filled(contender) for contender in (bench.plain, bench.packed)}
-    layout, spec = bench.packed.spec.layout, bench.packed.spec
+    caches = {session.name: bench.filled(session) for session in (bench.plain, bench.packed)}
+    layout, size = bench.packed.layout, bench.packed.watch.dtype.itemsize
+    assert layout is not None
     moved = {
-        REFERENCE: layout.reference_bytes(bench.context, bench.batch) * spec.dtype.itemsize // HALF_BYTES,
-        BACKEND: caches[bench.packed.name].state.bytes_live(),
+        REFERENCE: layout.reference_bytes(bench.context, bench.batch) * size // HALF_BYTES,
+        BACKEND: bench.packed.bytes_live(caches[bench.packed.name]),
     }
 
-    def once(contender: Plain | Packed) -> Callable[[], float]:
-        cache = caches[contender.name]
+    def once(session: Session) -> Callable[[], float]:
+        cache = caches[session.name]
 
         def work() -> None:
             for place in range(steps):
                 bench.forward(cache, tokens[:, place : place + 1])
 
-        return lambda: bench.timed(contender, work) / steps
+        return lambda: bench.timed(session, work) / steps
 
     # the first repeat warms up
     theirs, ours = (found[1:] for found in alternate([once(bench.plain), once(bench.packed)], bench.repeats + 1))
@@ -190,13 +195,13 @@ PARTS: tuple[Part, ...] = (prefill_part, decode_part)
 def check_part(bench: Bench) -> SpeedCheck:
     """The first decoded logits against one pass over reconstructed tokens; raises `AatcError`."""
     tokens, caches = bench.ids[:, : bench.context + 1], []
-    for contender in (bench.plain, bench.packed):
-        cache = bench.filled(contender)
-        with contender.attached():
+    for session in (bench.plain, bench.packed):
+        cache = bench.filled(session)
+        with session.attached():
             caches.append(bench.forward(cache, tokens[:, -1:]))
-    plain, got = caches
-    expected = expected_logits(bench.model, bench.codecs, bench.packed.spec.window, tokens)
-    error, bound = check_logits(got, expected, plain)
+    exact, got = caches
+    expected = expected_logits(bench.model, bench.codecs, bench.window, tokens)
+    error, bound = check_logits(got, expected, exact)
     if not error <= bound:
         raise AatcError(
             f"{bench.packed.name}: the first decoded logits at {bench.context} tokens are {error:.3g} from those "
@@ -210,24 +215,16 @@ def _measure(
     model: Any, subject: Subject, plan: Plan, settings: SpeedSettings, device: str
 ) -> tuple[list[SpeedRow], list[SpeedCheck]]:
     codecs = plan.codecs(device)
-    spec = cache_spec(model, attention_layers(model), codecs, subject.recipe.window)
+    session, flush = prepare(model, plan, "packed"), subject.recipe.window.flush
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows: list[SpeedRow] = []
     checks: list[SpeedCheck] = []
     sizes = [(context, batch) for context in settings.contexts for batch in settings.batches]
     with progress(f"eval speed of {subject.name}", len(sizes) * (1 + len(PARTS))) as ticker:
         for context, batch in sizes:
-            shape = (batch, context + 1 + spec.window.flush)
+            shape = (batch, context + 1 + flush)
             ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-            bench = Bench(
-                model,
-                Plain(REFERENCE, model),
-                Packed(subject.name, model, spec),
-                codecs,
-                ids.to(device),
-                context,
-                settings.repeats,
-            )
+            bench = Bench(model, plain(model, REFERENCE), session, codecs, ids.to(device), context, settings.repeats)
             checks.append(check_part(bench))
             ticker.advance()
             for part in PARTS:

@@ -1,8 +1,15 @@
-"""Text that needs no file and no network: the Python documentation topics that come with the interpreter."""
+"""Text that needs no file of the user's and no network: the documentation topics of Python 3.11, part of this package.
+
+They came with CPython 3.11.7 (`pydoc_data.topics`); those of other versions differ. Licence: python_topics.LICENSE.txt.
+"""
 
 from __future__ import annotations
 
+import json
+import lzma
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
 from aatc_cli.errors import AatcError
 
@@ -15,21 +22,21 @@ HELD_OUT_EVERY = 5
 def builtin_documents(name: str) -> list[str]:
     """The documents of the built-in text ``name``, in the order of their topic names.
 
-    Of the sorted topics every fifth one belongs to ``python-docs-test``, the others to ``python-docs``. The texts
-    differ a little between Python versions, which their recorded hash shows. Raises `AatcError` for an unknown name,
-    or when the interpreter was installed without the topics.
+    Of the sorted topics every fifth one belongs to ``python-docs-test``, the others to ``python-docs``. They are the
+    same under every version of Python. Raises `AatcError` for an unknown name.
     """
     if name not in BUILTIN_NAMES:
         raise AatcError(f"there is no built-in text named {name!r}", f"available: {', '.join(BUILTIN_NAMES)}")
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise AatcError(
-            "this Python has no documentation topics (pydoc_data is missing)",
-            "give a text file instead of a built-in text",
-        ) from error
-    calibration, test = split_topics(topics)
+    calibration, test = split_topics(python_topics())
     return calibration if name == PYTHON_DOCS else test
+
+
+@cache
+def python_topics() -> Mapping[str, str]:
+    """The topics by name."""
+    packed = (files("aatc_cli.text") / "python_topics.json.xz").read_bytes()
+    topics: dict[str, str] = json.loads(lzma.decompress(packed))
+    return topics
 
 
 def split_topics(topics: Mapping[str, str]) -> tuple[list[str], list[str]]:

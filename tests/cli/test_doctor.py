@@ -40,7 +40,7 @@ def broken(*arguments: Any, **options: Any) -> Any:
         ("whiten", "whiten"),
         ("allocate", "allocate"),
         ("eval", "evaluate"),
-        ("packed cache", "compressed"),
+        ("packed cache", "attach_codecs"),
     ],
 )
 def test_the_step_that_fails_is_named(
@@ -64,7 +64,7 @@ def test_errors_of_libraries_are_findings_too(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_cache_of_other_bytes_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from aatc_cli.runtime.cache import CompressedState
+    from aatc_cli.runtime.state import CompressedState
 
     genuine = CompressedState.bytes_live
     monkeypatch.setattr(CompressedState, "bytes_live", lambda self: genuine(self) + 1)

@@ -237,13 +237,13 @@ def test_a_whole_model_is_quick_enough_to_plan():
 
 SCRIPT = """
 import hashlib, numpy as np
-from aatc_cli.core.allocate import SiteEnergy, allocate
+from aatc_cli.core.allocate import SiteEnergy
 from aatc_cli.profiles import load_recipe
 rng = np.random.default_rng(0)
 site = lambda: SiteEnergy(np.exp2(rng.normal(0, 5, 1024)), np.exp2(rng.normal(0, 3, 1024)))
 energies = [{"k": site(), "v": site()} for _ in range(12)]
 for name in ("paper", "per-layer", "global"):
-    plan = allocate(energies, load_recipe(name), 2.3)
+    plan = load_recipe(name).choices.allocate(energies, 2.3)
     digest = hashlib.sha256(b"".join(layer[side].tobytes() for layer in plan.bits for side in ("k", "v")))
     print(name, digest.hexdigest(), repr(plan.predicted), repr(plan.water_level))
 """

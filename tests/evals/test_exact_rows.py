@@ -15,7 +15,7 @@ from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 
 def rounded_by_hand(row: list[float]) -> list[float]:
@@ -75,6 +75,6 @@ def test_packed_cache_refuses(tiny_llama, codecs):
     model = load_model(find_model(str(tiny_llama)))
     with (
         pytest.raises(AatcError, match="holds no window of 8 bits yet"),
-        compressed(model, codecs(4, 32, 1, 4), Window(sinks=2, recent=8, flush=4, key_bits=8)),
+        attach_codecs(model, codecs(4, 32, 1, 4), Window(sinks=2, recent=8, flush=4, key_bits=8)),
     ):
         pass

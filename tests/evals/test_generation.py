@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from aatc_cli.config import Window
 from aatc_cli.evals.generation import Batch, generate
-from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.contenders import Packed, Plain, Simulated, shared_prefill
-from aatc_cli.runtime.session import cache_spec, compressed
-from aatc_cli.runtime.simulated import simulated
+from aatc_cli.runtime.attach import attach_codecs, plain, prepare_codecs
+from aatc_cli.runtime.prefill import shared_prefill
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 LENGTHS = (30, 22, 30, 9)
@@ -32,16 +32,14 @@ def prompts():
 
 @pytest.fixture
 def contenders(model, codecs):
-    layers = attention_layers(model)
     coarse, fine = ([*codecs(4, 32, 2, bits)] for bits in (1, 4))
-    with simulated(model, coarse, WINDOW, "pre-rope") as session:
-        spec = session.spec
-    return [
-        Plain("fp16", model),
-        Packed("coarse", model, cache_spec(model, layers, coarse, WINDOW)),
-        Packed("fine", model, cache_spec(model, layers, fine, WINDOW)),
-        Simulated("simulated", model, spec),
-    ], {"coarse": coarse, "fine": fine, "simulated": coarse}
+    sessions = [
+        plain(model),
+        replace(prepare_codecs(model, coarse, WINDOW), name="coarse"),
+        replace(prepare_codecs(model, fine, WINDOW), name="fine"),
+        replace(prepare_codecs(model, coarse, WINDOW, "simulated"), name="simulated"),
+    ]
+    return sessions, {"coarse": coarse, "fine": fine, "simulated": coarse}
 
 
 def alone(model, codecs, prompt, count):
@@ -57,7 +55,7 @@ def alone(model, codecs, prompt, count):
     }
     if codecs is None:
         return model.generate(ids, **options)[0, len(prompt) :].tolist()
-    with compressed(model, codecs, WINDOW) as session:
+    with attach_codecs(model, codecs, WINDOW) as session:
         done = model.generate(ids, **options, **{session.keyword: session.new_cache()})
     return done[0, len(prompt) :].tolist()
 
@@ -69,7 +67,7 @@ def run(model, contenders, prompts, count, ends=frozenset(), finished=lambda row
         cache_keyword(model),
         batch,
         contenders,
-        lambda b: shared_prefill(model, contenders, b.ids, b.mask, b.positions),
+        lambda b: shared_prefill(contenders, b.ids, b.mask, b.positions),
         count,
         ends,
         finished,
@@ -90,10 +88,10 @@ def test_every_prompt_goes_on_as_it_would_alone(model, contenders, prompts):
 def test_one_pass_fills_every_cache_as_its_own_would(model, contenders, prompts):
     methods, codecs = contenders
     batch = Batch.of(prompts, torch.device("cpu"))
-    filled = shared_prefill(model, methods[:3], batch.ids, batch.mask, batch.positions)
+    filled = shared_prefill(methods[:3], batch.ids, batch.mask, batch.positions)
     keyword = cache_keyword(model)
     for method, (logits, cache) in zip(methods[1:3], filled[1:], strict=True):
-        with compressed(model, codecs[method.name], WINDOW) as session:
+        with attach_codecs(model, codecs[method.name], WINDOW) as session:
             own = session.new_cache()
             out = model(batch.ids, attention_mask=batch.mask, position_ids=batch.positions, **{keyword: own})
         assert torch.equal(logits, out.logits[:, -1])
@@ -101,9 +99,9 @@ def test_one_pass_fills_every_cache_as_its_own_would(model, contenders, prompts)
         assert left.keys() == right.keys()
         assert all(torch.equal(left[name], right[name]) for name in left)
         assert cache.state.bytes_live() == cache.state.bytes_predicted()
-    plain = shared_prefill(model, methods[:1], batch.ids, batch.mask, batch.positions)[0]
-    torch.testing.assert_close(filled[0][0], plain[0], rtol=1e-9, atol=1e-9)
-    for shared, own in zip(filled[0][1].layers, plain[1].layers, strict=True):
+    own_cache = shared_prefill(methods[:1], batch.ids, batch.mask, batch.positions)[0]
+    torch.testing.assert_close(filled[0][0], own_cache[0], rtol=1e-9, atol=1e-9)
+    for shared, own in zip(filled[0][1].layers, own_cache[1].layers, strict=True):
         real = batch.mask.bool()
         for name in ("keys", "values"):
             torch.testing.assert_close(

@@ -8,7 +8,7 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.evals.speed import alternate, check_logits, expected_logits, speed_row
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -55,7 +55,7 @@ def test_expected_logits_are_those_of_the_packed_cache(request, codecs, family, 
     sites = codecs(4, 32, 2, 4)
     tokens = torch.randint(0, 256, (batch, length + 1), generator=torch.Generator().manual_seed(length))
     expected = expected_logits(model, sites, WINDOW, tokens)
-    with compressed(model, sites, WINDOW) as session:
+    with attach_codecs(model, sites, WINDOW) as session:
         cache = session.new_cache()
         model(tokens[:, :-1], **{session.keyword: cache})
         got = model(tokens[:, -1:], **{session.keyword: cache}).logits[:, -1]

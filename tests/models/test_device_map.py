@@ -22,7 +22,7 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model
 from aatc_cli.models.placement import device_of, input_device
 from aatc_cli.profiles import TextMixture
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.collect import CollectOptions, collect
@@ -117,7 +117,7 @@ def test_where_an_offloaded_model_computes(tiny_qwen2: Path) -> None:
 
 def test_the_packed_cache_refuses_a_spread_model(tiny_llama: Path) -> None:
     model = loading.load_model(find_model(str(tiny_llama)), device_map=ON_DISK)
-    with pytest.raises(AatcError, match="spread over cpu, meta"), compressed(model, [], Window()):
+    with pytest.raises(AatcError, match="spread over cpu, meta"), attach_codecs(model, [], Window()):
         pass
 
 

@@ -10,7 +10,7 @@ from aatc_cli.models.adapter import ExactLayer, attention_layers, attention_site
 from aatc_cli.models.architectures import ARCHITECTURES
 from aatc_cli.models.attention import attention_override, exact_attention
 from aatc_cli.models.capture import capture
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 LENGTH = 44
@@ -45,7 +45,7 @@ def test_compressed_cache_equals_the_models_own(family, family_model, codecs):
     scale = own.abs().max()
     errors = {}
     for bits in (8, 12, 16):
-        with compressed(model, codecs(geometry.layers, geometry.channels, 1, bits), WINDOW) as session:
+        with attach_codecs(model, codecs(geometry.layers, geometry.channels, 1, bits), WINDOW) as session:
             prefill = model(ids, **{session.keyword: session.new_cache()}).logits[0]
             decode = decoded(model, session, ids)
             errors[bits] = (decode - own).square().mean().sqrt()
@@ -54,7 +54,7 @@ def test_compressed_cache_equals_the_models_own(family, family_model, codecs):
     assert errors[12] < errors[8] / 8
     assert 0 < errors[16] < errors[12]
     assert errors[16] < 1e-2 * scale
-    with compressed(model, codecs(geometry.layers, geometry.channels, 1, 16), WINDOW) as session:
+    with attach_codecs(model, codecs(geometry.layers, geometry.channels, 1, 16), WINDOW) as session:
         mask = torch.ones(2, LENGTH, dtype=torch.long)
         mask[1, :13] = 0
         batch = torch.cat((ids, torch.cat((ids[:, :13] * 0, ids[:, : LENGTH - 13]), 1)))
@@ -74,7 +74,7 @@ def test_token_by_token_equals_the_evaluator(family, family_model, codecs):
     sites = codecs(geometry.layers, geometry.channels, 1, 3)
     ids = tokens_of(LENGTH)
     expected = method_logits(model, attention_sites(model), Method("test", sites, WINDOW, "pre-rope"), ids, 0)
-    with compressed(model, sites, WINDOW) as session:
+    with attach_codecs(model, sites, WINDOW) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(LENGTH)]
     scale = expected.abs().max()

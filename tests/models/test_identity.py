@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aatc_cli.errors import AatcError
+from aatc_cli.artifacts.manifest import require_model
+from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models import hash_cache
 from aatc_cli.models.fingerprint import fingerprint
 from aatc_cli.models.hash_cache import Stamp, cache_folder, recall, remember
@@ -279,6 +280,20 @@ def test_what_does_not_change_tokens_does_not_count(copy):
     # and a call that cuts leaves nothing behind
     after.raw("text " * 9, truncation=True, max_length=4)
     assert load_tokenizer(find_model(str(copy))).digest == before.digest
+
+
+def test_artifacts_of_before_are_refused_and_told_why(copy):
+    """An earlier aatc read a part of the weights: its hash of the same model says nothing about the rest."""
+    now = identity_of(copy)
+    before = now.model_copy(update={"weights_fingerprint": "0" * 64})
+    says = "weights_fingerprint was of an earlier aatc, whose hash did not cover all of it"
+    with pytest.raises(ArtifactError, match=says) as caught:
+        require_model(now, before, "the plan")
+    assert "collect statistics" in str(caught.value.hint)
+    with pytest.raises(ArtifactError, match="tokenizer_hash was of an earlier aatc"):
+        require_model(now, now.model_copy(update={"tokenizer_hash": "0" * 64}), "the plan")
+    with pytest.raises(ArtifactError, match='weights_fingerprint was "tensors:0'):
+        require_model(now, now.model_copy(update={"weights_fingerprint": "tensors:" + "0" * 64}), "the plan")
 
 
 @pytest.mark.real

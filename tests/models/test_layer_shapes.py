@@ -13,7 +13,7 @@ from aatc_cli.errors import UnsupportedModelError
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -37,7 +37,7 @@ def test_token_by_token_equals_the_one_pass_evaluator(
     plan = codecs(geometry.layers, geometry.channels, 1, 3)
     ids = torch.randint(0, 256, (1, 36), generator=torch.Generator().manual_seed(0))
     expected = method_logits(model, attention_sites(model), Method("t", plan, WINDOW, "pre-rope"), ids, 0)
-    with compressed(model, plan, WINDOW) as session:
+    with attach_codecs(model, plan, WINDOW) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(36)]
         assert cache.state.bytes_live() == cache.state.bytes_predicted()

@@ -12,8 +12,8 @@ from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import geometry_of
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.session import compressed
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -84,7 +84,7 @@ def test_the_law_counts_sliding_layers_as_they_are():
 def test_live_bytes_are_the_law_at_every_length(gemma, gemma_codecs):
     model = gemma.to(torch.bfloat16)
     ids = tokens_of(60, batch=2)
-    with compressed(model, gemma_codecs("mixed"), WINDOW) as session:
+    with attach_codecs(model, gemma_codecs("mixed"), WINDOW) as session:
         cache = session.new_cache()
         for start, stop in [
             (0, 7),
@@ -101,7 +101,7 @@ def test_live_bytes_are_the_law_at_every_length(gemma, gemma_codecs):
 def test_assisted_decoding_beams_and_chunks(gemma, gemma_codecs):
     prompt = tokens_of(7).repeat(1, 5)
     options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    with compressed(gemma, gemma_codecs(16), WINDOW) as session:
+    with attach_codecs(gemma, gemma_codecs(16), WINDOW) as session:
 
         def run(**more):
             return gemma.generate(prompt, **options, **more, **{session.keyword: session.new_cache()})
@@ -117,7 +117,7 @@ def test_assisted_decoding_beams_and_chunks(gemma, gemma_codecs):
 @torch.no_grad()
 def test_crop_reaches_back_as_far_as_the_sliding_window_allows(gemma, gemma_codecs):
     ids = tokens_of(40)
-    with compressed(gemma, gemma_codecs(3), Window(sinks=2, recent=30, flush=4)) as session:
+    with attach_codecs(gemma, gemma_codecs(3), Window(sinks=2, recent=30, flush=4)) as session:
         early, late = session.new_cache(), session.new_cache()
         gemma(ids[:, :20], **{session.keyword: early})
         early.crop(-6)
@@ -137,7 +137,7 @@ def test_crop_reaches_back_as_far_as_the_sliding_window_allows(gemma, gemma_code
 @torch.no_grad()
 def test_saved_copied_and_selected(gemma, gemma_codecs, tmp_path):
     ids, step = tokens_of(33, batch=3), tokens_of(1, seed=4)
-    with compressed(gemma, gemma_codecs(3), WINDOW) as session:
+    with attach_codecs(gemma, gemma_codecs(3), WINDOW) as session:
         cache = session.new_cache()
         gemma(ids, **{session.keyword: cache})
         save_cache(cache, session, tmp_path / "cache")
@@ -155,7 +155,7 @@ def test_crossing_into_other_frequencies_is_refused(family_named, codecs):
     model = family_named("phi3-long")
     ids = tokens_of(80)
     # packed tokens end below the switch: their tables alone would not show on which side the context is
-    with compressed(model, codecs(4, 32, 1, 16), Window(sinks=2, recent=24, flush=4)) as session:
+    with attach_codecs(model, codecs(4, 32, 1, 16), Window(sinks=2, recent=24, flush=4)) as session:
         assert session.spec.switch == 64
         cache, beyond = session.new_cache(), session.new_cache()
         model(ids[:, :64], **{session.keyword: cache})

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3TextConfig
 from aatc_cli.config import Window
 from aatc_cli.models.adapter import ExactLayer, attention_layers, geometry_of
 from aatc_cli.profiles import available, load_model_profile
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 GEMMA = dict(zip(("270m", "1b", "4b", "12b", "27b"), (18, 26, 34, 48, 62), strict=True))
 
@@ -66,7 +66,7 @@ def test_gemma_3_with_its_vision_tower(codecs):
     assert all("language_model" in layer.name for layer in layers)
     ids = torch.randint(0, 250, (1, 40), generator=torch.Generator().manual_seed(1))
     own = model(input_ids=ids).logits
-    with compressed(model, codecs(1, 16, 1, 16), Window(sinks=2, recent=8, flush=4)) as session:
+    with attach_codecs(model, codecs(1, 16, 1, 16), Window(sinks=2, recent=8, flush=4)) as session:
         cache = session.new_cache()
         rows = [model(input_ids=ids[:, t : t + 1], **{session.keyword: cache}).logits for t in range(40)]
     assert 0 < (torch.cat(rows, 1) - own).abs().max() < 1e-2 * own.abs().max()

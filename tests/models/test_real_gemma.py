@@ -13,7 +13,7 @@ from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
 from aatc_cli.profiles import load_model_profile
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.text.builtin import builtin_documents
 
 FOLDER = Path(os.environ.get("AATC_MODELS", Path(__file__).parents[2] / ".models")) / "gemma3-270m"
@@ -38,7 +38,7 @@ def test_real_text_beyond_the_sliding_window(codecs):
     for bits in (16, 4):
         sites = codecs(geometry.layers, geometry.channels, 1, bits, dtype=torch.float32)
         expected = method_logits(model, attention_sites(model), Method("test", sites, Window(), "pre-rope"), ids, 530)
-        with compressed(model, sites, Window()) as session:
+        with attach_codecs(model, sites, Window()) as session:
             cache = session.new_cache()
             model(ids[:, :530], **{session.keyword: cache})
             rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(530, 560)]

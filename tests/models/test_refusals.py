@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, UnsupportedModelError
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
@@ -68,7 +68,7 @@ def test_models_with_another_cache_are_refused_by_name(codecs, maker, kind, sett
     before = model.config._attn_implementation
     with (
         pytest.raises(UnsupportedModelError, match=f"{kind} is not supported: .*{says}") as caught,
-        compressed(model, codecs(2, 32, 2, 3), WINDOW),
+        attach_codecs(model, codecs(2, 32, 2, 3), WINDOW),
     ):
         pass
     assert caught.value.hint.startswith("supported: decoder-only models")
@@ -79,26 +79,26 @@ def test_models_with_another_cache_are_refused_by_name(codecs, maker, kind, sett
 @pytest.mark.parametrize("compile_", [torch.compile, lambda m: m.compile() or m, lambda m: m.model.compile() or m])
 def test_a_compiled_model_is_refused(llama, codecs, compile_):
     model = compile_(llama)
-    with pytest.raises(AatcError, match="a compiled model"), compressed(model, codecs(4, 32, 2, 3), WINDOW):
+    with pytest.raises(AatcError, match="a compiled model"), attach_codecs(model, codecs(4, 32, 2, 3), WINDOW):
         pass
 
 
 def test_a_model_on_two_devices_is_refused(llama, codecs):
     llama.lm_head.to("meta")
-    with pytest.raises(AatcError, match="spread over cpu, meta"), compressed(llama, codecs(4, 32, 2, 3), WINDOW):
+    with pytest.raises(AatcError, match="spread over cpu, meta"), attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW):
         pass
 
 
 @torch.no_grad()
 def test_two_attached_models_do_not_meet_and_one_is_not_attached_twice(llama, tiny_qwen2, codecs, ids):
     other, sites = load_model(find_model(str(tiny_qwen2))).double(), codecs(4, 32, 2, 3)
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         alone = llama(ids, **{session.keyword: session.new_cache()}).logits
-        with compressed(other, sites, WINDOW) as second:
+        with attach_codecs(other, sites, WINDOW) as second:
             cache = second.new_cache()
             assert torch.equal(llama(ids, **{session.keyword: session.new_cache()}).logits, alone)
             expected = other(ids, **{second.keyword: cache}).logits
-            with pytest.raises(AatcError, match="inside `compressed` already"), compressed(other, sites, WINDOW):
+            with pytest.raises(AatcError, match="attached to a compr"), attach_codecs(other, sites, WINDOW):
                 pass
             assert torch.equal(other(ids, **{second.keyword: second.new_cache()}).logits, expected)
         # the inner block is over, the outer one goes on
@@ -107,7 +107,7 @@ def test_two_attached_models_do_not_meet_and_one_is_not_attached_twice(llama, ti
 
 @pytest.mark.parametrize(("name", "found"), [("static", "StaticCache"), ("offloaded", "DynamicCache")])
 def test_caches_of_transformers_are_refused(llama, codecs, ids, name, found):
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         with pytest.raises(AatcError, match=f"needs a compressed cache, got a {found}"):
             llama.generate(ids, cache_implementation=name, **GREEDY)
         # with both of them transformers itself objects, before any of this package runs
@@ -125,7 +125,7 @@ def test_caches_of_transformers_are_refused(llama, codecs, ids, name, found):
     ids=["use_cache", "output_attentions", "early-exit"],
 )
 def test_options_that_go_around_the_cache_are_refused(llama, codecs, ids, options, says):
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         expected = llama.generate(ids, **GREEDY, **{session.keyword: session.new_cache()})
         with pytest.raises(AatcError, match=says):
             llama.generate(ids, **GREEDY, **options, **{session.keyword: session.new_cache()})
@@ -136,10 +136,10 @@ def test_options_that_go_around_the_cache_are_refused(llama, codecs, ids, option
 @torch.no_grad()
 def test_another_attention_inside_the_block_is_refused(llama, codecs, ids):
     """It would see the new tokens alone and say nothing."""
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         ours = llama.config._attn_implementation
         llama.set_attn_implementation("eager")
-        with pytest.raises(AatcError, match="'eager' inside `compressed`"):
+        with pytest.raises(AatcError, match="'eager' inside the block"):
             llama(ids, **{session.keyword: session.new_cache()})
         llama.config._attn_implementation = ours
         llama(ids, **{session.keyword: session.new_cache()})
@@ -147,7 +147,7 @@ def test_another_attention_inside_the_block_is_refused(llama, codecs, ids):
 
 @torch.no_grad()
 def test_an_empty_prompt_is_refused(llama, codecs, ids):
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         cache = session.new_cache()
         for call in (
             lambda: llama(ids[:, :0], **{session.keyword: cache}),

@@ -117,14 +117,14 @@ class Server:
         """Fill a cache of ``tokens`` tokens under a plan; it and its session stay open."""
         from aatc_cli.artifacts.plan import Plan
         from aatc_cli.models.loading import find_model, load_model
-        from aatc_cli.runtime.session import compressed
+        from aatc_cli.runtime.attach import attach_codecs
 
         opened = Plan.open(Path(plan))
         loaded = load_model(find_model(model), dtype="bfloat16")
         codecs = opened.codecs("cpu")
         if self.held is not None:
             self.held.__exit__(None, None, None)
-        self.held = compressed(loaded, codecs, opened.recipe.window)
+        self.held = attach_codecs(loaded, codecs, opened.recipe.window)
         self.session = self.held.__enter__()
         self.cache = self.session.new_cache()
         ids = torch.randint(0, 256, (1, tokens), generator=torch.Generator().manual_seed(tokens))

@@ -28,8 +28,8 @@ from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import ModelProfile, load_model_profile, load_recipe, profiles_dir
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.session import compressed
 
 SPEC = importlib.util.spec_from_file_location("damage", Path(__file__).with_name("damage.py"))
 assert SPEC is not None
@@ -102,7 +102,7 @@ def shelf(base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pyte
     source = find_model(str(tiny_llama))
     evaluate(Run(run), source, [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
     model = load_model(source, dtype="bfloat16")
-    with compressed(model, plan.codecs("cpu"), plan.recipe.window) as session:
+    with attach_codecs(model, plan.codecs("cpu"), plan.recipe.window) as session:
         cache = session.new_cache()
         ids, mask = torch.arange(2 * 170).view(2, 170) % 256, torch.ones(2, 170, dtype=torch.long)
         mask[0, :9] = 0

@@ -21,16 +21,26 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import dump, load_recipe
-from aatc_cli.report import figures, series, tables
-from aatc_cli.report.data import ReportData
-from aatc_cli.report.groups import distortion_groups, quality_groups
-from aatc_cli.report.svg import draw
+from aatc_cli.report.data.run import ReportData
+from aatc_cli.report.figures.distortion import distortion_figure
+from aatc_cli.report.figures.plans import widths_figure
+from aatc_cli.report.figures.quality import quality_figure
+from aatc_cli.report.figures.spectrum import spectrum_figure
+from aatc_cli.report.figures.style import draw
+from aatc_cli.report.series.distortion import distortion_groups, scatter_series
+from aatc_cli.report.series.plans import bytes_series, widths_series
+from aatc_cli.report.series.quality import quality_groups, quality_series
+from aatc_cli.report.series.spectrum import spectrum_series
+from aatc_cli.report.tables.distortion import distortion_table
+from aatc_cli.report.tables.plans import bytes_table
+from aatc_cli.report.tables.quality import quality_table
+from aatc_cli.report.text import number, signed, size
 from aatc_cli.stages.report import ReportFiles, load_report, make_report
 
 GEOMETRY = Geometry(layers=4, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
@@ -81,7 +91,7 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
     energies = Transform.open(run.transform("whiten")).energies()
-    result = allocate(energies, chosen, bits)
+    result = chosen.choices.allocate(energies, bits)
     budget = Budget(unit="bits", value=bits)
     with ArtifactWriter(run.plan(chosen.name, budget), "plan") as writer:
         for layer, sites in enumerate(result.bits):
@@ -185,7 +195,7 @@ def full_run(root: Path) -> tuple[Run, list[Evaluation]]:
     texts = [TextRecord(name="topics", weight=1.0, sha256="1" * 64, tokens=2048, windows=1)]
     with ArtifactWriter(run.stats(), "stats") as writer:
         writer.add("layers.0.k_sum", torch.zeros(16))
-        writer.commit(settings={}, model=model, texts=texts, results={"tokens": 2048})
+        writer.commit(settings={}, model=model, texts=texts, results={"tokens": 1022})
     transform = add_transform(run, model)
     digests = {(name, bits): add_plan(run, model, recipe(name), bits, transform) for name, bits in KL}
     return run, add_evaluations(run, digests)
@@ -245,9 +255,9 @@ def parse(html: str) -> Page:
 def test_number_has_three_digits() -> None:
     values = [None, 0.0, 0.000123456, 0.0000999999, 1.0, 9.996, 123.456, 1234.5, 999_999.0, -0.04567, 3.4e-8]
     texts = ["-", "0", "0.000123", "0.000100", "1.00", "10.0", "123", "1230", "1.00e6", "-0.0457", "3.40e-8"]
-    assert [tables.number(value) for value in values] == texts
-    assert [tables.signed(0.012), tables.signed(-0.012)] == ["+0.0120", "-0.0120"]
-    assert [tables.size(n) for n in (12, 999, 1000, 184_000_000, 999_960_000, 1_073_741_824)] == [
+    assert [number(value) for value in values] == texts
+    assert [signed(0.012), signed(-0.012)] == ["+0.0120", "-0.0120"]
+    assert [size(n) for n in (12, 999, 1000, 184_000_000, 999_960_000, 1_073_741_824)] == [
         "12 B",
         "999 B",
         "1.00 kB",
@@ -266,7 +276,13 @@ def test_csv_and_json_hold_every_evaluation(made: tuple[Run, list[Evaluation], R
     assert len(rows) == len(back)
     for row, e in zip(rows, back, strict=True):
         assert row["versions.torch"] == e.versions["torch"]
-        for field in set(Evaluation.model_fields) - {"distortion", "versions", "kl_windows"}:
+        for field in set(Evaluation.model_fields) - {
+            "distortion",
+            "versions",
+            "kl_windows",
+            "nll_windows",
+            "nll_reference_windows",
+        }:
             value = getattr(e, field)
             read = row[field]
             assert (
@@ -306,7 +322,6 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     assert paper["NLL (nats)"] == "3.26 ± 0.0707"
     assert paper["ΔNLL"] == "+0.0456"
     assert paper["perplexity"] == "25.9 ± 1.83"
-    assert paper["windows x length (from)"] == "6 x 1024 (256)"
     assert rows[0]["perplexity"] == "-"
 
 
@@ -337,7 +352,7 @@ def test_protocols_are_never_mixed(data: ReportData) -> None:
     stale = evaluation("paper", 2.0, 0.2, plan="gone", task="perplexity", perplexity=9.0)
     group = quality_groups([*data.evaluations, stale])[0]
     assert len(group.rows) == 6
-    table = tables.quality_table(group, {plan.digest for plan in data.plans})
+    table = quality_table(group, {plan.digest for plan in data.plans})
     assert [row[0].text for row in table.rows].count("paper †") == 1
     assert any("no longer in this run" in note for note in table.notes)
 
@@ -350,9 +365,7 @@ def test_indistinct_recipes_are_named(gap: float, close: bool) -> None:
         evaluation("var-only", 2.0, 0.5 + gap * 0.01, kl_stderr=error),
     ]
     notes = quality_groups(pair)[0].indistinct()
-    assert notes == (
-        ["n.s. (KL within 2 standard errors of each other): at 2 bits paper and var-only."] if close else []
-    )
+    assert notes == (["n.s. (differences of KL within chance at 95 %): at 2 bits paper and var-only."] if close else [])
     alone = [e.model_copy(update={"kl_stderr": None}) for e in pair]
     assert quality_groups(alone)[0].indistinct() == []
 
@@ -362,7 +375,11 @@ def test_html_is_self_contained_and_balanced(made: tuple[Run, list[Evaluation], 
     page = parse(html)
     assert page.faults == []
     assert page.open == []
-    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(page.tags)
+    # a script of the page's own sorts tables; nothing in it fetches
+    assert page.tags.count("script") == 1
+    assert "<script>" in html
+    assert not re.search(r"fetch|XMLHttp|import\b|src=", html[html.index("<script>") :])
     links = [value for _, name, value in page.attributes if name in ("href", "src", "xlink:href", "data")]
     assert links
     assert all(value.startswith("#") for value in links)
@@ -374,7 +391,12 @@ def test_html_is_self_contained_and_balanced(made: tuple[Run, list[Evaluation], 
     assert len(ids) == len(set(ids))
     targets = {value[1:] for value in links} | set(re.findall(r"url\(#([^)]*)\)", html))
     assert targets <= set(ids)
-    assert page.tags.count("svg") == 1 + 4 + 1 + 1 + 1
+    assert page.tags.count("svg") == 1 + 4 + 4 + 1 + 1 + 1 + 1
+    # what does not see a figure is told what it is
+    assert page.tags.count("desc") == page.tags.count("svg")
+    named = [value.split() for tag, name, value in page.attributes if tag == "svg" and name == "aria-labelledby"]
+    assert len(named) == page.tags.count("svg")
+    assert {part for parts in named for part in parts} <= set(ids)
 
 
 def test_figures_follow_the_theme(made: tuple[Run, list[Evaluation], ReportFiles]) -> None:
@@ -399,8 +421,8 @@ def test_names_are_escaped(made: tuple[Run, list[Evaluation], ReportFiles]) -> N
 
 
 def test_dollar_signs_in_names_are_text() -> None:
-    panels = series.quality_series(quality_groups([evaluation("paper", 2.0, 0.1, text="cost $x^$ 5$")]))
-    assert "cost $x^$ 5$, 6 x 1024 tokens" in figures.quality_figure(panels)
+    panels = quality_series(quality_groups([evaluation("paper", 2.0, 0.1, text="cost $x^$ 5$")]))
+    assert "cost $x^$ 5$, 6 x 1024 tokens" in quality_figure(panels)
 
 
 def test_two_runs_are_byte_identical(made: tuple[Run, list[Evaluation], ReportFiles], tmp_path: Path) -> None:
@@ -415,8 +437,8 @@ def test_headline_names_model_texts_and_versions(made: tuple[Run, list[Evaluatio
     assert "Model: tiny/model (LlamaForCausalLM) at revision r1" in facts
     # 2 sides x 4 layers x 16 channels x 2 bytes
     assert "4 layers, 4 query heads, 2 key-value heads of 8: 16 channels per site, 256 B per token" in facts
-    assert "Calibration (stats): topics, 2048 tokens in 1 window" in facts
-    assert "Calibration (transform whiten): calibration, 4096 tokens in 8 windows" in facts
+    assert "Calibration (stats): topics, 1 window: 1022 tokens used" in facts
+    assert "Calibration (transform whiten): calibration, 8 windows\n" in facts
     assert "torch 2.13.0, transformers 5.24.0" in facts
 
 
@@ -429,6 +451,7 @@ def test_sections_come_in_order(made: tuple[Run, list[Evaluation], ReportFiles])
         "Spectrum and water level",
         "Predicted against measured distortion",
         "Bytes by cause",
+        "Memory against context",
         "How to read this report",
     ]
 
@@ -437,7 +460,7 @@ def test_evaluations_alone_say_what_is_missing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     write_evaluation(run.evals, evaluation("fp16", None, 1e-8))
     text = make_report(run).markdown.read_text("utf-8")
-    assert text.count("No plan in this run: aatc allocate --budget 2.5") == 3
+    assert text.count("No plan in this run: aatc allocate --budget 2.5") == 4
     assert "No distortion evaluation in this run: aatc eval --task distortion" in text
     assert "No KL of a compressed cache in this run: aatc eval --task kl" in text
 
@@ -471,76 +494,76 @@ def test_two_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_quality_lines_are_the_evaluations(data: ReportData) -> None:
-    panels = series.quality_series(quality_groups(data.evaluations))
+    panels = quality_series(quality_groups(data.evaluations))
     first = panels[0]
     assert [line.recipe for line in first.lines] == ["paper", "var-only"]
     assert first.lines[0].x == pytest.approx((2.12, 4.12))
     assert first.lines[0].y == (KL["paper", 2.0], KL["paper", 4.0])
     assert first.lines[0].error == pytest.approx((0.00228, 0.0000615))
     assert first.reference == 3.4e-8
-    drawn = figures.quality_figure(panels)
+    drawn = quality_figure(panels)
     # one bar per point in each panel, then one per recipe in the legend
     bars = re.findall(r'<g id="quality-LineCollection_\d+">(.*?)</g>', drawn, re.DOTALL)
     assert [part.count("<path") for part in bars] == [2, 2, 1, 1, 1]
 
 
 def test_width_bars_are_the_plans(data: ReportData) -> None:
-    for view, widths in zip(data.plans, series.widths_series(data.plans), strict=True):
+    for view, widths in zip(data.plans, widths_series(data.plans), strict=True):
         for side in SIDES:
             assert widths.layers[side] == [np.mean(layer[side]) for layer in view.bits]
             flat = [width for layer in view.bits for width in layer[side]]
             assert list(widths.histogram[side])[: max(flat) + 1] == np.bincount(flat).tolist()
         assert widths.protected == 1
         assert widths.layers["k"][0] == pytest.approx(float(view.budget) + 1)
-        drawn = figures.widths_figure(widths, 8.0, 8, "w", legend=False)
+        drawn = widths_figure(widths, 8.0, 8, "w", legend=False)
         bars = 2 * GEOMETRY.layers + 2 * len(widths.histogram["k"])
         assert bars < drawn.count("<path") < bars + 60
         assert drawn.count("var(--band") == 1
-        assert "var(--band" not in figures.widths_figure(replace(widths, protected=0), 8.0, 8, "w", legend=False)
+        assert "var(--band" not in widths_figure(replace(widths, protected=0), 8.0, 8, "w", legend=False)
 
 
 def test_spectrum_is_sorted_energy_with_the_plans_levels(
     made: tuple[Run, list[Evaluation], ReportFiles], data: ReportData
 ) -> None:
-    panels = series.spectrum_series(data.spectrum)  # type: ignore[arg-type]
+    panels = spectrum_series(data.spectrum)  # type: ignore[arg-type]
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
     energies = Transform.open(made[0].transform("whiten")).energies()
     for panel in panels:
-        energy = normalized_energy(energies[panel.layer][panel.side], panel.side, recipe("paper"))
+        energy = recipe("paper").choices.energy(energies[panel.layer][panel.side], panel.side)
         assert panel.energy == tuple(sorted(energy.tolist(), reverse=True))
         assert dict(panel.levels) == {
             f"{plan.budget} bits": plan.water_level[panel.side] for plan in data.plans if plan.recipe == "paper"
         }
-    assert 'id="spectrum-axes_6"' in figures.spectrum_figure(panels)
+    assert 'id="spectrum-axes_6"' in spectrum_figure(panels)
 
 
 def test_distortion_ratios(data: ReportData) -> None:
     group = distortion_groups(data.evaluations)[0]
     # 4 layers x 2 sides at 2 uniform widths, stated by both evaluations and kept once, and 2 plans
     assert len(group.points) == 16 + 16
-    table = tables.distortion_table(group)
+    table = distortion_table(group)
     rows = {(row[1].text, row[2].text): [cell.text for cell in row] for row in table.rows}
     assert rows["K", "2"][3:] == ["4", "0.0719", "1.15", "1.00 to 1.30", "2.30"]
     assert rows["V", "plan 4"][5:7] == ["4.60", "4.00 to 5.20"]
-    scatter = series.scatter_series([group])[0]
-    drawn = figures.distortion_figure([scatter])
+    scatter = scatter_series([group])[0]
+    drawn = distortion_figure([scatter])
     assert len(re.findall(r"<use ", drawn)) >= len(scatter.points)
 
 
 def test_bytes_add_up(data: ReportData) -> None:
     assert data.contexts == [1024, 8192]
-    for view, bar in zip(data.plans, series.bytes_series(data.plans, 8192), strict=True):
+    for view, bar in zip(data.plans, bytes_series(data.plans, 8192), strict=True):
         assert sum(bar.shares.values()) == pytest.approx(100 / view.layout.ratio(8192))
-        assert bar.label.endswith(f"{tables.number(view.layout.ratio(8192))}x")
-    row = tables.bytes_table(data.plans, 8192).rows[0]
-    assert row[7].text == tables.size(data.plans[0].layout.bytes(8192))
+        assert bar.label.endswith(f"{number(view.layout.ratio(8192))}x")
+    row = bytes_table(data.plans, 8192).rows[0]
+    assert row[7].text == size(data.plans[0].layout.bytes(8192))
 
 
 def test_drawing_leaves_no_trace_in_matplotlib() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    first = draw("empty", 2, 2, lambda figure: figure.subplots().plot([0, 1], [0, 1], color="#1f6fb4"))
+    first = draw("empty", 2, 2, lambda figure: figure.subplots().plot([0, 1], [0, 1], color="#1f6fb4"), "t", "told")
     assert dict(matplotlib.rcParams) == before
     assert first.startswith("<svg")
     assert "metadata" not in first

@@ -41,11 +41,11 @@ def real(real_model_path) -> Real:
 
     The model's own norms compute in float32 whatever its dtype, so they are replaced by the same norms in float64.
     """
-    import pydoc_data.topics
+    from aatc_cli.text.builtin import python_topics
 
     source = find_model(str(real_model_path))
     tokenizer = load_tokenizer(source)
-    text = pydoc_data.topics.topics["compound"] + pydoc_data.topics.topics["specialnames"]
+    text = python_topics()["compound"] + python_topics()["specialnames"]
     ids = torch.tensor([tokenizer.encode(text)])
     model = load_model(source, dtype="float32").double()
     widen_norms(model)

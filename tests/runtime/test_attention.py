@@ -7,10 +7,11 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.runtime import attention as module
-from aatc_cli.runtime.attention import cached_attention
-from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.packed import attention as module
+from aatc_cli.runtime.packed.attention import packed_attention
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
+from aatc_cli.runtime.store import LayerView
 
 HEADS, SHARE, DIM, BATCH = 4, 3, 6, 2
 CHANNELS = HEADS * DIM
@@ -34,7 +35,7 @@ def case(codec, window, length, dtype, groups=2, bits="mixed", rotary=DIM, bias=
         for i, side in enumerate(("k", "v"))
     ]
     keys, values = normal(BATCH, length, CHANNELS), normal(BATCH, length, CHANNELS)
-    store = LayerStore(*pair, window, BATCH, dtype)
+    store = PackedStore(*pair, window, BATCH, dtype)
     store.append(keys, values)
     angles = (torch.arange(length + 64)[:, None] * torch.rand(rotary // 2, generator=generator)).repeat(1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -101,7 +102,8 @@ def test_tiles_equal_the_full_computation(codec, dtype, tolerance, settings, que
         return rotation[0][first : first + count], rotation[1][first : first + count]
 
     for tile in (8, 20, 512):
-        got = cached_attention(query, store, tables, SCALING, sliding_window=sliding_window, fresh=fresh, tile=tile)
+        view = LayerView(SCALING, tables, sliding_window=sliding_window)
+        got = packed_attention(query, store.stored(), view, fresh, tile)
         assert got.dtype == dtype
         difference = (got - expected).abs().max() / expected.abs().max()
         assert difference < tolerance, tile
@@ -118,7 +120,7 @@ def test_large_scores_do_not_overflow(codec):
     def tables(first, count):
         return rotation[0][first : first + count], rotation[1][first : first + count]
 
-    got = cached_attention(query, store, tables, SCALING, tile=16)
+    got = packed_attention(query, store.stored(), LayerView(SCALING, tables), tile=16)
     expected = full(query, pair, rows, rotation, WINDOW, store.packed)
     assert torch.isfinite(got).all()
     assert (got - expected).abs().max() < 1e-2 * expected.abs().max()
@@ -151,7 +153,7 @@ def test_no_more_than_a_tile_is_ever_in_float(codec, monkeypatch):
 
         Largest.numbers = 0
         with Largest():
-            cached_attention(query, store, tables, SCALING, tile=64)
+            packed_attention(query, store.stored(), LayerView(SCALING, tables), tile=64)
         largest[length] = Largest.numbers
     assert largest[200] <= BATCH * 64 * CHANNELS
     assert largest[2000] <= max(BATCH * 64 * CHANNELS, BATCH * 2 * 2000)
@@ -163,12 +165,7 @@ def test_the_decode_matrix_of_values_is_applied_once(codec, monkeypatch):
     calls = []
     original = SiteCodec.values
     monkeypatch.setattr(SiteCodec, "values", lambda self, *a: calls.append(1) or original(self, *a))
-    cached_attention(
-        normal(BATCH, HEADS * SHARE, 1, DIM),
-        store,
-        lambda i, n: (rotation[0][i : i + n], rotation[1][i : i + n]),
-        SCALING,
-        tile=16,
-    )
+    view = LayerView(SCALING, lambda i, n: (rotation[0][i : i + n], rotation[1][i : i + n]))
+    packed_attention(normal(BATCH, HEADS * SHARE, 1, DIM), store.stored(), view, tile=16)
     assert len(calls) == 1
     assert module.TILE >= 64

@@ -10,8 +10,8 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.loading import find_model, load_model
+from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.session import compressed
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -26,7 +26,7 @@ def saved(llama, codecs, tmp_path):
     """A folder with the cache of a left-padded batch of two."""
     ids, mask = tokens_of(30, batch=2), torch.ones(2, 30, dtype=torch.long)
     mask[0, :11] = 0
-    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, torch.no_grad():
+    with attach_codecs(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, torch.no_grad():
         cache = session.new_cache()
         llama(ids, attention_mask=mask, **{session.keyword: cache})
         save_cache(cache, session, tmp_path / "cache")
@@ -41,11 +41,11 @@ def tokens_of(length, seed=1, batch=1):
 @pytest.mark.parametrize("length", [1, 2, 11, 40])
 def test_a_loaded_cache_goes_on_exactly(llama, codecs, tmp_path, length):
     sites = codecs(4, 32, 2, "mixed")
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         cache = session.new_cache()
         llama(tokens_of(length), **{session.keyword: cache})
         save_cache(cache, session, tmp_path / "c")
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         loaded = load_cache(session, tmp_path / "c")
         for name, tensor in cache.state.tensors().items():
             assert torch.equal(loaded.state.tensors()[name], tensor)
@@ -61,7 +61,7 @@ def test_a_loaded_cache_goes_on_exactly(llama, codecs, tmp_path, length):
 def test_a_padded_batch_keeps_its_padding(llama, codecs, saved):
     ids, mask = tokens_of(31, batch=2), torch.ones(2, 31, dtype=torch.long)
     mask[0, :11] = 0
-    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session:
         cold = session.new_cache()
         llama(tokens_of(30, batch=2), attention_mask=mask[:, :30], **{session.keyword: cold})
         loaded = load_cache(session, saved)
@@ -79,7 +79,7 @@ def test_another_plan_window_or_model_is_refused(llama, codecs, saved, new_model
         (llama, same, Window(sinks=2, recent=8, flush=2), "plan"),
         (other, same, WINDOW, "model"),
     ):
-        with compressed(model, sites, window) as session, pytest.raises(ArtifactError, match=f"another {what}"):
+        with attach_codecs(model, sites, window) as session, pytest.raises(ArtifactError, match=f"another {what}"):
             load_cache(session, saved)
 
 
@@ -99,7 +99,7 @@ def test_another_plan_window_or_model_is_refused(llama, codecs, saved, new_model
 )
 def test_damage_is_refused(llama, codecs, saved, change, says):
     change(saved)
-    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(ArtifactError, match=says):
+    with attach_codecs(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(ArtifactError, match=says):
         load_cache(session, saved)
 
 
@@ -127,7 +127,7 @@ def test_a_failed_save_leaves_what_was_there(llama, codecs, saved, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(module, "write_text", full)
-    with compressed(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(AatcError, match="no space"):
+    with attach_codecs(llama, codecs(4, 32, 2, "mixed"), WINDOW) as session, pytest.raises(AatcError, match="no space"):
         save_cache(session.new_cache(), session, saved)
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
     assert {file.name for file in saved.parent.iterdir()} == {saved.name, f".{saved.name}.lock"}

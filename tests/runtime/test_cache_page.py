@@ -23,7 +23,7 @@ def test_the_snippets_run(run_folder, tiny_llama, tmp_path, monkeypatch, capsys)
     capsys.readouterr()
     for snippet in snippets:
         exec(snippet, names)
-    assert re.search(r"^228 tokens in \d+ bytes$", capsys.readouterr().out, re.M)
+    assert re.search(r"^228 tokens in \d+ bytes, uncompressed \d+$", capsys.readouterr().out, re.M)
     assert (tmp_path / "run" / "caches" / "story" / "manifest.json").is_file()
 
 

@@ -7,9 +7,10 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.runtime import attention
-from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.packed import attention
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
+from aatc_cli.runtime.store import LayerView
 
 HEADS, DIM = 4, 6
 CHANNELS = HEADS * DIM
@@ -62,7 +63,7 @@ def test_value_sums_are_weighted_latents(codec, quantizer, groups, flush, blocks
 def test_the_default_tile_gives_what_small_tiles_give(codec, batch, monkeypatch):
     window = Window(sinks=3, recent=16, flush=8)
     pair = [SiteCodec(side, codec(CHANNELS, 2, "mixed", i), normal(CHANNELS), 8) for i, side in enumerate("kv")]
-    store = LayerStore(*pair, window, batch, torch.float64)
+    store = PackedStore(*pair, window, batch, torch.float64)
     rows = normal(batch, 300, CHANNELS)
     store.append(rows, rows.flip(1))
     angles = torch.arange(300)[:, None] * normal(3).repeat(2)
@@ -71,11 +72,12 @@ def test_the_default_tile_gives_what_small_tiles_give(codec, batch, monkeypatch)
         return angles[first : first + count].cos(), angles[first : first + count].sin()
 
     query, seen = normal(batch, 2 * HEADS, 1, DIM, seed=2), []
-    small = attention.cached_attention(query, store, tables, 0.4, tile=8)
+    small = attention.packed_attention(query, store.stored(), LayerView(0.4, tables), tile=8)
     original = SiteCodec.keys
     monkeypatch.setattr(SiteCodec, "keys", lambda self, data, *a: seen.append(data.shape) or original(self, data, *a))
     monkeypatch.setattr(attention, "TILE", 64)
-    torch.testing.assert_close(attention.cached_attention(query, store, tables, 0.4), small, rtol=1e-12, atol=1e-12)
+    got = attention.packed_attention(query, store.stored(), LayerView(0.4, tables))
+    torch.testing.assert_close(got, small, rtol=1e-12, atol=1e-12)
     # the bound is on all sequences together
     assert max(shape[0] * shape[1] for shape in seen) <= 64
     assert sum(shape[1] for shape in seen) == store.packed

@@ -17,7 +17,7 @@ from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -116,7 +116,7 @@ def test_token_by_token_equals_the_one_pass_evaluator(model, codecs, window, len
     sites = codecs(4, 32, 2, "mixed", quantizer=quantizer)
     ids = tokens_of(length)
     expected = method_logits(model, attention_sites(model), Method("test", sites, window, "pre-rope"), ids, 0)
-    with compressed(model, sites, window) as session:
+    with attach_codecs(model, sites, window) as session:
         cache, rows = session.new_cache(), []
         for t in range(length):
             rows.append(model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1])
@@ -134,7 +134,7 @@ def test_token_by_token_equals_the_one_pass_evaluator(model, codecs, window, len
 def test_generate_equals_the_oracle_around_every_boundary(model, codecs, length):
     sites = codecs(4, 32, 2, 3)
     prompt = tokens_of(length)
-    with compressed(model, sites, WINDOW) as session:
+    with attach_codecs(model, sites, WINDOW) as session:
         new, logits = greedy(model, session, prompt, 9)
     expected = oracle_logits(model, sites, WINDOW, prompt, new[:, :-1])
     assert_rounded(logits[0], expected)
@@ -145,7 +145,7 @@ def test_generate_equals_the_oracle_around_every_boundary(model, codecs, length)
 def test_bytes_are_the_law_while_generating(tiny_qwen2, codecs):
     """Two-byte numbers, a batch, every length: the storages of the live cache are the law's bytes and nothing else."""
     model = load_model(find_model(str(tiny_qwen2)), dtype="bfloat16")
-    with compressed(model, codecs(4, 32, 2, "mixed"), WINDOW) as session:
+    with attach_codecs(model, codecs(4, 32, 2, "mixed"), WINDOW) as session:
         cache = session.new_cache()
         ids = tokens_of(70, batch=3)
         for start, stop in [
@@ -173,7 +173,7 @@ def test_left_padded_batch_equals_one_by_one(model, codecs, bits):
     ids, mask = torch.full((4, width), 7), torch.zeros(4, width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, width - prompt.shape[1] :], mask[row, width - prompt.shape[1] :] = prompt[0], 1
-    with compressed(model, sites, WINDOW) as session:
+    with attach_codecs(model, sites, WINDOW) as session:
         cache = session.new_cache()
         new, logits = greedy(model, session, ids, 14, cache, attention_mask=mask)
         single = [session.new_cache() for _ in prompts]
@@ -192,7 +192,7 @@ def test_left_padded_batch_equals_one_by_one(model, codecs, bits):
 def test_sixteen_bits_equal_the_model_s_own_cache(model, codecs):
     """Greedy, sampling and beams choose the same tokens; logits differ by the quantizer's last bit, not by nothing."""
     ids = tokens_of(30, batch=2)
-    with compressed(model, codecs(4, 32, 2, 16), WINDOW) as session:
+    with attach_codecs(model, codecs(4, 32, 2, 16), WINDOW) as session:
         new, logits = greedy(model, session, ids, 12)
         picked = {}
         for name, options in {"sample": {"do_sample": True}, "beam": {"num_beams": 3, "do_sample": False}}.items():
@@ -221,7 +221,7 @@ def test_sixteen_bits_equal_the_model_s_own_cache(model, codecs):
 def test_beams_score_what_the_oracle_scores(llama, codecs):
     sites = codecs(4, 32, 2, 2)
     prompt = tokens_of(21)
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         done = llama.generate(
             prompt,
             max_new_tokens=15,
@@ -249,7 +249,7 @@ def test_assisted_decoding_equals_greedy(llama, codecs):
     sites = codecs(4, 32, 2, 3)
     # a repetitive prompt, so that the look-up proposes candidates and some are accepted
     prompt = tokens_of(7).repeat(1, 5)
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         plain, _ = greedy(llama, session, prompt, 30)
         prompt = torch.cat((prompt, plain[:, :20]), 1)
         plain, _ = greedy(llama, session, prompt, 30)
@@ -271,7 +271,7 @@ def test_assisted_decoding_equals_greedy(llama, codecs):
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_a_recorded_step_is_undone_exactly(llama, codecs, count):
     ids = tokens_of(40)
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         once, twice = session.new_cache(), session.new_cache()
         for cache in (once, twice):
             cache.activate_past_recording()
@@ -291,7 +291,7 @@ def test_a_recorded_step_is_undone_exactly(llama, codecs, count):
 @torch.no_grad()
 def test_crop_takes_back_exact_tokens_and_refuses_packed_ones(llama, codecs):
     ids = tokens_of(40)
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         cache, reference = session.new_cache(), session.new_cache()
         for each in (cache, reference):
             llama(ids[:, :32], **{session.keyword: each})
@@ -322,7 +322,7 @@ def test_crop_takes_back_exact_tokens_and_refuses_packed_ones(llama, codecs):
 @torch.no_grad()
 def test_one_prefix_two_continuations(model, codecs):
     prefix, endings = tokens_of(25), [tokens_of(9, seed=5), tokens_of(4, seed=6)]
-    with compressed(model, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(model, codecs(4, 32, 2, 3), WINDOW) as session:
         shared = session.new_cache()
         model(prefix, **{session.keyword: shared})
         before = {name: tensor.clone() for name, tensor in shared.state.tensors().items()}
@@ -342,7 +342,7 @@ def test_one_prefix_two_continuations(model, codecs):
 @torch.no_grad()
 def test_turns_of_a_chat_on_one_cache(llama, codecs):
     """generate feeds only what is new; the state is the one of the same chunks fed by hand."""
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         cache, by_hand = session.new_cache(), session.new_cache()
         ids = tokens_of(12)
         for turn in range(3):
@@ -360,7 +360,7 @@ def test_turns_of_a_chat_on_one_cache(llama, codecs):
 @torch.no_grad()
 def test_chunked_prefill_is_close_and_of_the_same_size(llama, codecs):
     ids = tokens_of(50)
-    with compressed(llama, codecs(4, 32, 2, 16), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 16), WINDOW) as session:
         whole, parts = session.new_cache(), session.new_cache()
         a, a_logits = greedy(llama, session, ids, 6, whole)
         b, b_logits = greedy(llama, session, ids, 6, parts, prefill_chunk_size=7)
@@ -375,7 +375,7 @@ def test_select_repeat_and_reorder_follow_the_sequences(llama, codecs):
     ids = tokens_of(width, batch=3)
     mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
     step = tokens_of(1, seed=9)
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session:
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session:
         cache = session.new_cache()
         llama(ids, attention_mask=mask, **{session.keyword: cache})
         one = torch.ones(1, 1, dtype=torch.long)
@@ -408,7 +408,7 @@ def test_sliding_window_layers(tmp_path, new_model, codecs):
     sites = codecs(4, 32, 2, 3)
     ids = tokens_of(40)
     expected = method_logits(model, attention_sites(model), Method("t", sites, WINDOW, "pre-rope"), ids, 0)
-    with compressed(model, sites, WINDOW) as session, torch.no_grad():
+    with attach_codecs(model, sites, WINDOW) as session, torch.no_grad():
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(40)]
         prompt = session.new_cache()
@@ -422,9 +422,9 @@ def test_nothing_is_left_behind(model, codecs):
     before, settings = model.config._attn_implementation, model.generation_config.to_dict()
     ids = tokens_of(12)
     expected = model(ids).logits
-    with pytest.raises(AatcError, match="needs a compressed cache"), compressed(model, codecs(4, 32, 2, 2), WINDOW):
+    with pytest.raises(AatcError, match="needs a compressed cache"), attach_codecs(model, codecs(4, 32, 2, 2), WINDOW):
         model(ids, use_cache=False)
-    with compressed(model, codecs(4, 32, 2, 2), WINDOW) as session:
+    with attach_codecs(model, codecs(4, 32, 2, 2), WINDOW) as session:
         greedy(model, session, ids, 3)
     assert [set(each()._global_mapping) for each in (AttentionInterface, AttentionMaskInterface)] == names
     assert model.config._attn_implementation == before
@@ -437,7 +437,7 @@ def test_nothing_is_left_behind(model, codecs):
 @torch.no_grad()
 def test_refusals_name_what_is_wrong(llama, codecs):
     sites, ids = codecs(4, 32, 2, 3), tokens_of(16)
-    with compressed(llama, sites, WINDOW) as session:
+    with attach_codecs(llama, sites, WINDOW) as session:
         with pytest.raises(AatcError, match="needs a compressed cache, got none"):
             llama(ids, use_cache=False)
         with pytest.raises(AatcError, match="got a DynamicCache"):
@@ -473,20 +473,20 @@ def test_refusals_name_what_is_wrong(llama, codecs):
         llama(ids[:, :1], **{session.keyword: cache})
     with (
         pytest.raises(AatcError, match="CastCodec has no codes"),
-        compressed(llama, [{"k": CastCodec(), "v": CastCodec()}] * 4, WINDOW),
+        attach_codecs(llama, [{"k": CastCodec(), "v": CastCodec()}] * 4, WINDOW),
     ):
         pass
-    with pytest.raises(AatcError, match="3 layers of codecs for a model of 4"), compressed(llama, sites[:3], WINDOW):
+    with pytest.raises(AatcError, match="3 layers of codecs for a model of 4"), attach_codecs(llama, sites[:3], WINDOW):
         pass
     with (
         pytest.raises(AatcError, match="has 32 channels, its codec 16"),
-        compressed(llama, codecs(4, 16, 2, 3), WINDOW),
+        attach_codecs(llama, codecs(4, 16, 2, 3), WINDOW),
     ):
         pass
 
 
 def test_an_interrupted_pass_is_noticed(llama, codecs):
-    with compressed(llama, codecs(4, 32, 2, 3), WINDOW) as session, torch.no_grad():
+    with attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW) as session, torch.no_grad():
         cache = session.new_cache()
         hook = llama.model.layers[2].register_forward_pre_hook(lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -513,7 +513,7 @@ def test_scaled_rotations(tmp_path, new_model, codecs):
     for name, rope in {"linear": linear, "dynamic": dynamic, "llama3": llama3, "yarn": yarn}.items():
         model = load_model(find_model(str(new_model(tmp_path / name, rope_parameters=rope)))).double()
         prompt = tokens_of(30)
-        with compressed(model, sites, WINDOW) as session:
+        with attach_codecs(model, sites, WINDOW) as session:
             new, logits = greedy(model, session, prompt, 6)
         expected = oracle_logits(model, sites, WINDOW, prompt, new[:, :-1])
         assert_rounded(logits[0], expected)

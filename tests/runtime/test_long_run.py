@@ -17,8 +17,8 @@ from aatc_cli.config import Window
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.cache import CompressedState
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
+from aatc_cli.runtime.state import CompressedState
 
 WINDOW = Window()
 # (tokens, every how many the bytes are looked at)
@@ -74,7 +74,7 @@ def test_a_long_run_keeps_to_the_law_and_does_not_drift(
     ids = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
     rows: list[Tensor] = []
     began = time.perf_counter()
-    with compressed(long_model, plan, WINDOW) as session:
+    with attach_codecs(long_model, plan, WINDOW) as session:
         cache = session.new_cache()
         state = cache.state
         for t in range(length):
@@ -107,7 +107,7 @@ def live_tensors() -> tuple[int, int]:
 def test_caches_that_are_dropped_leave_nothing(long_model: Any, plan: list[Any]) -> None:
     """Fifty caches filled, copied, cropped and dropped: gone at once, without the garbage collector."""
     ids = torch.randint(256, (2, 150), generator=torch.Generator().manual_seed(1))
-    with compressed(long_model, plan, WINDOW) as session:
+    with attach_codecs(long_model, plan, WINDOW) as session:
 
         def fill() -> tuple[Any, ...]:
             cache = session.new_cache()

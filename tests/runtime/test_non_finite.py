@@ -17,8 +17,7 @@ from aatc_cli.evals.forced.scores import score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
-from aatc_cli.runtime.simulated import simulated
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 BAD, PAD = 77, 5
@@ -52,11 +51,11 @@ def spoil(model: Any, value: float, token: int = BAD) -> None:
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("attach", [compressed, simulated])
-def test_a_prompt_names_layer_token_and_sequence(model, plan, attach, dtype, value):
+@pytest.mark.parametrize("cache", ["packed", "simulated"])
+def test_a_prompt_names_layer_token_and_sequence(model, plan, cache, dtype, value):
     model = model.to(getattr(torch, dtype))
     spoil(model, value)
-    with torch.no_grad(), attach(model, plan, WINDOW) as session:
+    with torch.no_grad(), attach_codecs(model, plan, WINDOW, cache) as session:
         cache = session.new_cache()
         with pytest.raises(AatcError, match=r"layer 0 are not finite.* at token 13 of sequence 2") as caught:
             model(ids(30, 13, batch=3), **{session.keyword: cache})
@@ -74,7 +73,7 @@ def test_a_step_names_its_token(model, plan, at):
     """In the sinks, in the window, where a block is packed and behind it."""
     spoil(model, NAN)
     tokens = ids(30, at)
-    with torch.no_grad(), compressed(model, plan, WINDOW) as session:
+    with torch.no_grad(), attach_codecs(model, plan, WINDOW) as session:
         cache = session.new_cache()
         for t in range(at):
             model(tokens[:, t : t + 1], **{session.keyword: cache})
@@ -87,7 +86,7 @@ def test_a_step_names_its_token(model, plan, at):
 def test_weights_name_the_layer(model, plan, layer, side):
     with torch.no_grad():
         getattr(model.model.layers[layer].self_attn, side).weight[3, 3] = NAN
-    with torch.no_grad(), compressed(model, plan, WINDOW) as session:
+    with torch.no_grad(), attach_codecs(model, plan, WINDOW) as session:
         cache = session.new_cache()
         with pytest.raises(AatcError, match=rf"layer {layer} are not finite.* at token 0 of sequence 0"):
             model(ids(20), **{session.keyword: cache})
@@ -101,7 +100,7 @@ def test_numbers_whose_latents_may_overflow_are_refused(model, plan, dtype):
     for size, refused in ((1e30, False), (1e33, True)):
         with torch.no_grad():
             heads.weight.fill_(size / 64)
-        with torch.no_grad(), compressed(model, plan, WINDOW) as session:
+        with torch.no_grad(), attach_codecs(model, plan, WINDOW) as session:
             cache = session.new_cache()
             if refused:
                 with pytest.raises(AatcError, match=r"layer 3 are not finite, or beyond 2e\+31"):
@@ -120,20 +119,20 @@ def test_padding_may_be_anything(model, plan):
     found = []
     for value in (0.1, NAN):
         spoil(model, value, PAD)
-        with torch.no_grad(), compressed(model, plan, WINDOW) as session:
+        with torch.no_grad(), attach_codecs(model, plan, WINDOW) as session:
             logits = model(tokens, attention_mask=mask, **{session.keyword: session.new_cache()}).logits
         found.append(logits[mask.bool()])
     assert torch.equal(*found)
     tokens[0, 9] = BAD
     spoil(model, NAN)
-    with torch.no_grad(), compressed(model, plan, WINDOW) as session:  # noqa: SIM117
+    with torch.no_grad(), attach_codecs(model, plan, WINDOW) as session:  # noqa: SIM117
         with pytest.raises(AatcError, match="at token 2 of sequence 0"):
             model(tokens, attention_mask=mask, **{session.keyword: session.new_cache()})
 
 
 def test_generate_ends_with_the_error(model, plan):
     spoil(model, NAN)
-    with compressed(model, plan, WINDOW) as session, pytest.raises(AatcError, match="token 4 of sequence 0"):
+    with attach_codecs(model, plan, WINDOW) as session, pytest.raises(AatcError, match="token 4 of sequence 0"):
         model.generate(ids(12, 4), max_new_tokens=5, do_sample=False, **{session.keyword: session.new_cache()})
 
 

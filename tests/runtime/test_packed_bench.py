@@ -9,7 +9,7 @@ from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.packed import BACKEND, PACKED_BOUND, PackedBench, call_seconds, random_codec
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.packed.site import SiteCodec
 
 GEOMETRY = Geometry(layers=1, heads=8, kv_heads=4, head_dim=16, hidden_size=128)
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime import attention
-from aatc_cli.runtime.session import compressed
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.attach import attach_codecs
+from aatc_cli.runtime.packed import attention
+from aatc_cli.runtime.packed.site import SiteCodec
 
 WINDOW = Window(sinks=4, recent=8, flush=4)
 
@@ -31,7 +31,7 @@ def test_a_dead_value_head_and_a_dead_key_channel_stay_dead(real, calibrated, de
         if bits == 16:
             codecs = [{s: c.with_bits(torch.full_like(c.bits, 16)) for s, c in pair.items()} for pair in codecs]
         ids = real.text[:, :31]
-        with compressed(real.model, codecs, WINDOW) as session:
+        with attach_codecs(real.model, codecs, WINDOW) as session:
             cache = session.new_cache()
             rows = [real.model(part, **{session.keyword: cache}).logits for part in torch.split(ids, 29, 1)]
         plain = real.model(ids, use_cache=False).logits
@@ -57,7 +57,7 @@ def test_a_constant_channel_comes_back_exactly(tiny_qwen2, codecs, decoded):
     layer = model.model.layers[1].self_attn
     layer.k_proj.weight.zero_()
     layer.v_proj.weight.zero_()
-    with compressed(model, codecs(4, 32, 2, "mixed"), WINDOW) as session:
+    with attach_codecs(model, codecs(4, 32, 2, "mixed"), WINDOW) as session:
         cache = session.new_cache()
         ids = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(3))
         out = model(ids, **{session.keyword: cache}).logits
@@ -81,7 +81,7 @@ def test_a_large_bias_costs_nothing(tiny_qwen2, codecs, decoded):
         linear = getattr(layer, f"{name}_proj")
         linear.register_forward_hook(lambda module, args, out, name=name: rows.update({name: out}))
     for _ in range(2):
-        with compressed(model, codecs(4, 32, 2, 3), WINDOW) as session:
+        with attach_codecs(model, codecs(4, 32, 2, 3), WINDOW) as session:
             cache = session.new_cache()
             model(ids, **{session.keyword: cache})
         found = decoded(cache.state.groups[0].stores[0], 2)
@@ -129,7 +129,7 @@ def test_a_decode_step_never_holds_the_history_in_float(real, monkeypatch):
     monkeypatch.setattr(attention, "TILE", 512)
     weights = {parameter.untyped_storage().data_ptr() for parameter in real.model.parameters()}
     found = {}
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         for repeats in (100, 200):
             cache = filled(real, session, repeats)
             assert cache.get_seq_length() == 12 * (repeats + 1)
@@ -148,7 +148,7 @@ def test_packed_bytes_never_change_and_no_token_is_coded_twice(real, monkeypatch
     original = SiteCodec.encode
     monkeypatch.setattr(SiteCodec, "encode", lambda self, x: coded.append(x.shape[1]) or original(self, x))
     axes = {"keys": 1, "values": 1, "key_scales": 2, "value_scales": 2}
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         cache = filled(real, session, 20)
         earlier = None
         for step in range(9):
@@ -169,7 +169,7 @@ def test_packed_bytes_never_change_and_no_token_is_coded_twice(real, monkeypatch
 @pytest.mark.real
 @torch.no_grad()
 def test_more_tokens_than_the_model_takes_are_refused_with_both_numbers(real):
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         cache = session.new_cache()
         with pytest.raises(AatcError, match="8193 tokens are more than the model's context of 8192"):
             real.model(real.text[:, :1].expand(1, 8193), **{session.keyword: cache})

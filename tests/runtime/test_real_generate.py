@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from aatc_cli.config import Window
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 pytestmark = pytest.mark.real
 
@@ -58,7 +58,7 @@ def batch(real, padded):
 )
 def test_at_sixteen_bits_the_model_chooses_what_it_chooses_with_its_own_cache(real, batch, options):
     """The quantizer's last bit moves logits, and no choice."""
-    with compressed(real.model, real.sixteen, WINDOW) as session:
+    with attach_codecs(real.model, real.sixteen, WINDOW) as session:
         torch.manual_seed(5)
         ours = real.model.generate(**batch, **OPTIONS, **options, **{session.keyword: session.new_cache()})
     torch.manual_seed(5)
@@ -71,7 +71,7 @@ def test_at_sixteen_bits_the_model_chooses_what_it_chooses_with_its_own_cache(re
 def test_prompts_of_every_length_around_every_boundary(real, padded, chunked_logits, assert_rounded):
     """Shorter than the sinks, than the window, at a flush boundary, one over it: each row of one batch as if alone."""
     prompts = prompts_of(real, [1, 2, 3, 5, 6, 7, 8, 9, 25])
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         cache = session.new_cache()
         done = real.model.generate(**padded(prompts), **OPTIONS, do_sample=False, **{session.keyword: cache})
         alone = session.new_cache()
@@ -96,7 +96,7 @@ def test_prompts_of_every_length_around_every_boundary(real, padded, chunked_log
 
 def test_a_seed_draws_from_what_the_oracle_computes(real, batch, padded, chunked_logits, assert_rounded):
     prompts = prompts_of(real, [19, 12, 7])
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         torch.manual_seed(7)
         done = real.model.generate(
             **batch, **OPTIONS, do_sample=True, temperature=1.3, top_k=0, **{session.keyword: session.new_cache()}
@@ -113,7 +113,7 @@ def test_a_seed_draws_from_what_the_oracle_computes(real, batch, padded, chunked
 
 def test_beams_score_what_the_oracle_scores(real, chunked_logits):
     prompt = prompts_of(real, [14])[0]
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         done = real.model.generate(
             prompt[None],
             **OPTIONS,
@@ -158,7 +158,7 @@ def test_assisted_decoding_equals_greedy(real, chunked_logits, kind):
         lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     try:
-        with compressed(real.model, real.low, WINDOW) as session:
+        with attach_codecs(real.model, real.low, WINDOW) as session:
             cache = session.new_cache()
             done = real.model.generate(
                 prompt[None],

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError, ArtifactError
+from aatc_cli.runtime.attach import attach_codecs, prepare_codecs
 from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.session import compressed
 
 pytestmark = pytest.mark.real
 
@@ -49,7 +49,7 @@ def test_turns_of_a_chat_on_one_cache(real, chunked_logits, assert_rounded):
     for codecs in (real.low, real.sixteen):
         messages, chunks, turns = [], [], []
         said, ids = "", torch.empty(0, dtype=torch.long)
-        with compressed(real.model, codecs, WINDOW) as session:
+        with attach_codecs(real.model, codecs, WINDOW) as session:
             cache = session.new_cache()
             for question in ("Name three colours.", "And a fourth one?"):
                 messages.append({"role": "user", "content": question})
@@ -75,7 +75,7 @@ def test_turns_of_a_chat_on_one_cache(real, chunked_logits, assert_rounded):
 
 def test_a_prefix_is_shared_by_two_continuations(real, chunked_logits, assert_rounded):
     prefix, endings = real.text[0, :30], [real.text[0, 100:105], real.text[0, 200:212]]
-    with compressed(real.model, real.low, WINDOW) as session, torch.no_grad():
+    with attach_codecs(real.model, real.low, WINDOW) as session, torch.no_grad():
         shared = session.new_cache()
         real.model(prefix[None], **{session.keyword: shared})
         before = copy.deepcopy(shared)
@@ -96,7 +96,7 @@ def test_a_long_prompt_in_chunks(real, chunked_logits, assert_rounded):
     """Later chunks read earlier ones decoded: equal to what that means, close to a prompt in one piece, same bytes."""
     ids, found = real.text[0, :66], []
     for codecs in (real.low, real.sixteen):
-        with compressed(real.model, codecs, WINDOW) as session:
+        with attach_codecs(real.model, codecs, WINDOW) as session:
             cache = session.new_cache()
             found.append(generate(real, session, cache, ids, 2, prefill_chunk_size=25))
             assert cache.state.bytes_live() == cache.state.bytes_predicted()
@@ -114,7 +114,7 @@ def test_a_long_prompt_in_chunks(real, chunked_logits, assert_rounded):
 @torch.no_grad()
 def test_crop_goes_back_to_where_it_was(real):
     ids = real.text[:, :40]
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         cache = session.new_cache()
         real.model(ids[:, :28], **{session.keyword: cache})
         straight = copy.deepcopy(cache)
@@ -137,7 +137,7 @@ def test_crop_goes_back_to_where_it_was(real):
 def test_saved_and_loaded_it_goes_on_exactly(real, padded, tmp_path):
     """Logits and tokens of the loaded cache are bit for bit those of the one that was never saved."""
     batch = padded([real.text[0, :33], real.text[0, 50:61]])
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         cache = session.new_cache()
         options = {"min_new_tokens": 3, "do_sample": False, "pad_token_id": END}
         ids = real.model.generate(**batch, max_new_tokens=3, **options, **{session.keyword: cache})
@@ -145,7 +145,7 @@ def test_saved_and_loaded_it_goes_on_exactly(real, padded, tmp_path):
     size = sum(file.stat().st_size for file in (tmp_path / "cache").iterdir())
     assert cache.state.bytes_live() < size < 3 * cache.state.bytes_live()
     mask = torch.cat((batch["attention_mask"], torch.ones(2, 3, dtype=torch.long)), 1)
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         loaded = load_cache(session, tmp_path / "cache")
         assert same(loaded, cache)
         got, expected = (
@@ -163,14 +163,15 @@ def test_saved_and_loaded_it_goes_on_exactly(real, padded, tmp_path):
         assert torch.equal(got.sequences, expected.sequences)
         assert all(torch.equal(a, b) for a, b in zip(got.logits, expected.logits, strict=True))
         assert same(loaded, cache)
-    with compressed(real.model, real.sixteen, WINDOW) as session, pytest.raises(ArtifactError, match="another plan"):
+    with attach_codecs(real.model, real.sixteen, WINDOW) as session, pytest.raises(ArtifactError, match="another plan"):
         load_cache(session, tmp_path / "cache")
     weight = real.model.model.layers[7].mlp.down_proj.weight
     kept = weight[0, 0].clone()
     try:
         # one of the numbers that the digest of the model looks at
         weight[0, 0] += 1e-3
-        with compressed(real.model, real.low, WINDOW) as session, pytest.raises(ArtifactError, match="another model"):
+        session = prepare_codecs(real.model, real.low, WINDOW)
+        with pytest.raises(ArtifactError, match="another model"):
             load_cache(session, tmp_path / "cache")
     finally:
         weight[0, 0] = kept
@@ -182,7 +183,7 @@ def test_generate_leaves_the_caller_s_objects_as_they_were(real, padded):
     config = GenerationConfig(max_new_tokens=2, do_sample=False, num_beams=2, pad_token_id=END)
     settings, own = config.to_dict(), real.model.generation_config.to_dict()
     model = copy.deepcopy(real.model.config.to_dict())
-    with compressed(real.model, real.low, WINDOW) as session:
+    with attach_codecs(real.model, real.low, WINDOW) as session:
         arguments = {**batch, "generation_config": config, session.keyword: session.new_cache()}
         passed = dict(arguments)
         real.model.generate(**arguments)

@@ -14,7 +14,7 @@ from aatc_cli.core.quantizer import steps
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.capture import capture
-from aatc_cli.runtime.session import compressed
+from aatc_cli.runtime.attach import attach_codecs
 
 pytestmark = pytest.mark.real
 
@@ -28,7 +28,7 @@ LENGTHS = [
 def both_ways(model, codecs, window, ids):
     """Logits [T - 1, V] token by token and in one pass, and the cache that the first of them left."""
     expected = method_logits(model, attention_sites(model), Method("t", codecs, window, "pre-rope"), ids, 0)
-    with compressed(model, codecs, window) as session:
+    with attach_codecs(model, codecs, window) as session:
         cache = session.new_cache()
         rows = [model(ids[:, t : t + 1], **{session.keyword: cache}).logits[0, -1] for t in range(ids.shape[1])]
         assert cache.state.bytes_live() == cache.state.bytes_predicted()

@@ -7,10 +7,11 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
+from aatc_cli.core.block_codec import BlockCodec
 from aatc_cli.core.grouped import GroupedMinMax
 from aatc_cli.core.joint import JointCodec
 from aatc_cli.core.linear import LinearCodec
-from aatc_cli.core.precision_blocks import Block, BlockCodec
+from aatc_cli.core.precision_blocks import Block
 from aatc_cli.core.signposts import SignpostCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.chunked import chunked_logits
@@ -18,8 +19,7 @@ from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime.session import compressed
-from aatc_cli.runtime.simulated import simulated
+from aatc_cli.runtime.attach import attach_codecs
 
 WINDOW = Window(sinks=3, recent=16, flush=8)
 CHANNELS, LAYERS, LENGTH = 32, 4, 61
@@ -77,7 +77,7 @@ CASES = [(along_tokens, "post-rope"), (along_tokens, "pre-rope"), (low_rank, "pr
 def decoded(model, codecs, coordinates, tokens):
     """Logits of every token fed on its own."""
     rows = []
-    with simulated(model, codecs, WINDOW, coordinates) as session:
+    with attach_codecs(model, codecs, WINDOW, "simulated", coordinates) as session:
         cache = session.new_cache()
         for place in range(tokens.shape[1]):
             step = model(tokens[:, place : place + 1], use_cache=True, **{session.keyword: cache})
@@ -121,7 +121,7 @@ def test_chunks_are_one_pass_for_codecs_of_one_layer(model, make, coordinates):
 def test_keys_along_channels_are_those_of_the_rotated_cache(model):
     """Every packed key of a post-RoPE cache is a level of its channel's group in the model's own cache."""
     tokens, codecs = tokens_of(LENGTH), along_tokens()
-    with simulated(model, codecs, WINDOW, "post-rope") as session, torch.no_grad():
+    with attach_codecs(model, codecs, WINDOW, "simulated", "post-rope") as session, torch.no_grad():
         cache = session.new_cache()
         model(tokens, use_cache=True, **{session.keyword: cache})
         model(tokens[:, :1], use_cache=True, **{session.keyword: cache})
@@ -145,7 +145,7 @@ def test_generation_in_batches_is_that_of_each_prompt(model, make):
     for row, prompt in enumerate(prompts):
         padded[row, 40 - len(prompt) :] = prompt
         mask[row, 40 - len(prompt) :] = 1
-    with simulated(model, make(), WINDOW, "pre-rope") as session:
+    with attach_codecs(model, make(), WINDOW, "simulated", "pre-rope") as session:
 
         def generate(ids, attention):
             return model.generate(
@@ -166,7 +166,7 @@ def test_generation_in_batches_is_that_of_each_prompt(model, make):
 
 def test_steps_back_and_beams(model):
     tokens = tokens_of(50)
-    with simulated(model, along_tokens(), WINDOW, "pre-rope") as session, torch.no_grad():
+    with attach_codecs(model, along_tokens(), WINDOW, "simulated", "pre-rope") as session, torch.no_grad():
         keyword = session.keyword
         one, other = session.new_cache(), session.new_cache()
         for cache in (one, other):
@@ -185,10 +185,11 @@ def test_steps_back_and_beams(model):
 
 
 def test_what_it_refuses(model):
-    with pytest.raises(AatcError, match="3 layers of codecs"), simulated(model, along_tokens()[:3], WINDOW, "pre-rope"):
+    few = along_tokens()[:3]
+    with pytest.raises(AatcError, match="3 layers of codecs"), attach_codecs(model, few, WINDOW, "simulated"):
         pass
     with (
         pytest.raises(AatcError, match="GroupedMinMax has no codes to pack"),
-        compressed(model, along_tokens(), WINDOW),
+        attach_codecs(model, along_tokens(), WINDOW),
     ):
         pass

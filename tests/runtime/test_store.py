@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, packed_tokens
 from aatc_cli.core.transform import decode
-from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
 
 CHANNELS, HEADS = 12, 4
 GROUPS = HeadGroups(k=4, v=2)
@@ -66,7 +66,7 @@ def assert_same(one, other):
 def test_bytes_are_the_law_at_every_length(codec, window, batch, length, seed):
     pair = sites(codec, window, seed=seed)
     layout = law(pair, window)
-    store = LayerStore(*pair, window, batch, torch.float16)
+    store = PackedStore(*pair, window, batch, torch.float16)
     keys, values = rows(batch, length, torch.float16)
     assert storage_bytes(store) == layout.bytes(0, batch) == 0
     for t in range(length):
@@ -94,7 +94,7 @@ def test_state_does_not_depend_on_how_tokens_came(codec, recent, flush, sinks, s
     window = Window(sinks=sinks, recent=recent, flush=min(flush, recent))
     pair = sites(codec, window, seed=seed, bias=True)
     keys, values = rows(2, sum(parts), seed=seed)
-    one, many = (LayerStore(*pair, window, 2, torch.float64) for _ in range(2))
+    one, many = (PackedStore(*pair, window, 2, torch.float64) for _ in range(2))
     start = 0
     for count in parts:
         many.append(keys[:, start : start + count], values[:, start : start + count])
@@ -115,7 +115,7 @@ def test_contents_are_the_codec_s_own(codec, quantizer, bias):
     window = Window(sinks=3, recent=8, flush=4)
     pair = sites(codec, window, bias=bias, quantizer=quantizer, seed=5)
     keys, values = rows(2, 61)
-    store = LayerStore(*pair, window, 2, torch.float64)
+    store = PackedStore(*pair, window, 2, torch.float64)
     store.append(keys, values)
     count = store.packed
     assert count == 52
@@ -160,7 +160,7 @@ def test_nothing_is_quantized_twice(codec, monkeypatch):
 
     monkeypatch.setattr(SiteCodec, "encode", watch)
     keys, values = rows(1, 90)
-    store = LayerStore(*pair, window, 1, torch.float64)
+    store = PackedStore(*pair, window, 1, torch.float64)
     store.append(keys[:, :40], values[:, :40])
     for t in range(40, 90):
         store.append(keys[:, t : t + 1], values[:, t : t + 1])
@@ -172,7 +172,7 @@ def test_nothing_is_quantized_twice(codec, monkeypatch):
 def test_packed_bytes_never_change_once_written(codec):
     window = Window(sinks=2, recent=16, flush=8)
     keys, values = rows(1, 90)
-    store = LayerStore(*sites(codec, window), window, 1, torch.float64)
+    store = PackedStore(*sites(codec, window), window, 1, torch.float64)
     earlier = {}
     for t in range(90):
         store.append(keys[:, t : t + 1], values[:, t : t + 1])
@@ -188,13 +188,14 @@ def test_select_is_a_store_of_those_sequences(codec):
     window = Window(sinks=2, recent=8, flush=4)
     pair = sites(codec, window)
     keys, values = rows(3, 40)
-    store = LayerStore(*pair, window, 3, torch.float64)
+    store = PackedStore(*pair, window, 3, torch.float64)
     store.append(keys[:, :33], values[:, :33])
     picked = torch.tensor([2, 0, 0, 1])
-    new = store.select(picked)
+    new = PackedStore(*pair, window, 4, torch.float64)
+    new.load({name: tensor.index_select(0, picked) for name, tensor in store.tensors().items()}, store.tokens)
     for t in range(33, 40):
         new.append(keys[picked, t : t + 1], values[picked, t : t + 1])
-    whole = LayerStore(*pair, window, 4, torch.float64)
+    whole = PackedStore(*pair, window, 4, torch.float64)
     whole.append(keys[picked], values[picked])
     assert_same(new, whole)
     assert storage_bytes(new) == sum(t.nbytes for t in new.tensors().values())
@@ -204,7 +205,7 @@ def test_a_snapshot_is_not_touched_by_what_follows(codec):
     window = Window(sinks=2, recent=8, flush=4)
     pair = sites(codec, window)
     keys, values = rows(1, 60)
-    store, reference = (LayerStore(*pair, window, 1, torch.float64) for _ in range(2))
+    store, reference = (PackedStore(*pair, window, 1, torch.float64) for _ in range(2))
     for each in (store, reference):
         each.append(keys[:, :37], values[:, :37])
     saved = store.snapshot()
@@ -218,11 +219,11 @@ def test_dropped_tokens_can_be_given_again(codec, length):
     window = Window(sinks=2, recent=8, flush=4)
     pair = sites(codec, window)
     keys, values = rows(1, length)
-    whole = LayerStore(*pair, window, 1, torch.float64)
+    whole = PackedStore(*pair, window, 1, torch.float64)
     whole.append(keys, values)
     exact = length - (2 + whole.packed if whole.packed else 0)
     for count in range(1, exact + 1):
-        store = LayerStore(*pair, window, 1, torch.float64)
+        store = PackedStore(*pair, window, 1, torch.float64)
         store.append(keys, values)
         store.drop(count)
         assert storage_bytes(store) == sum(t.nbytes for t in store.tensors().values())

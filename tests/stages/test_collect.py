@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -323,7 +324,53 @@ def test_too_long_and_too_few(
 def test_just_enough(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     run_collect(Run(tmp_path), tiny_llama, "a", samples=1, length=36)
     run_collect(Run(tmp_path), tiny_llama, "b", samples=1, length=512)
-    assert Stats.open(tmp_path / "b").manifest.results == {"windows": 1, "tokens": 508, "fisher_windows": 0}
+    results = Stats.open(tmp_path / "b").manifest.results
+    assert {name: results[name] for name in ("windows", "tokens", "fisher_windows")} == {
+        "windows": 1,
+        "tokens": 508,
+        "fisher_windows": 0,
+    }
+
+
+@pytest.mark.parametrize(("text", "distinct"), [("a" * 9000, 1), ("ab" * 4500, 2)])
+def test_text_that_hardly_varies_is_told(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, capsys: pytest.CaptureFixture[str], text: str, distinct: int
+) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    # with sinks out of the way: the first tokens of a window are unlike the rest, whatever the text
+    path = run_collect(Run(tmp_path / "run"), tiny_llama, text=str(tmp_path / "text.txt"), length=256, skip_first=8)
+    results = Stats.open(path).manifest.results
+    assert results["distinct_tokens"] == distinct
+    assert 1 <= results["value_rank"] < 2.1
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == (1 if results["value_rank"] < 32 / 24 else 0)
+    if distinct == 1:
+        assert f"effective rank {results['value_rank']:.1f} of 32 channels" in warned[0]
+
+
+def test_the_rank_of_the_values_is_that_of_their_moment(tiny_llama: Path, base: Path) -> None:
+    stats = tensors(base / "stats")
+    ranks = []
+    for layer in range(4):
+        spectrum = torch.linalg.eigvalsh(stats[f"layers.{layer}.v_outer"])
+        ranks.append(float(spectrum.sum() ** 2 / spectrum.square().sum()))
+    assert Stats.open(base / "stats").manifest.results["value_rank"] == round(statistics.median(ranks), 1)
+
+
+@pytest.mark.real
+def test_english_is_not_told_to_hardly_vary(
+    real_model_path: Path, tmp_path: Path, run_collect: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = {}
+    for name in ("varied", "sentence"):
+        text = "builtin:python-docs"
+        if name == "sentence":
+            text = str(tmp_path / "sentence.txt")
+            Path(text).write_text("The cache holds keys and values of every token that the model has seen. " * 200)
+        path = run_collect(Run(tmp_path / name), real_model_path, text=text, samples=2, length=512)
+        ranks[name] = Stats.open(path).manifest.results["value_rank"]
+        assert ("warning: the calibration text hardly varies" in capsys.readouterr().err) == (name == "sentence")
+    assert ranks["varied"] > 3 * ranks["sentence"]
 
 
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
@@ -731,7 +778,10 @@ def test_a_lock_without_a_name(tmp_path: Path) -> None:
 
 def test_what_is_recorded(tiny_llama: Path, base: Path) -> None:
     raw = json.loads((base / "stats" / MANIFEST).read_text(encoding="utf-8"))
+    told = {name: raw["results"].pop(name) for name in ("distinct_tokens", "value_rank")}
     assert raw["results"] == {"windows": SAMPLES, "tokens": TOKENS, "fisher_windows": 0}
+    assert told["distinct_tokens"] > 20
+    assert 1 < told["value_rank"] < 32
     assert raw["provenance"]["dtype"] == "float32"
     assert raw["model"]["name"] == tiny_llama.name
     assert raw["texts"][0]["windows"] == SAMPLES

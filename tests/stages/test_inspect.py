@@ -93,7 +93,9 @@ def test_stats(base_run: Path) -> None:
     inspection = inspect_path(base_run / "stats", 8192)
     assert inspection.data["kind"] == "stats"
     assert inspection.data["settings"]["samples"] == 8
-    assert inspection.data["results"] == {"windows": 8, "tokens": 480, "fisher_windows": 0}
+    results = inspection.data["results"]
+    assert (results["windows"], results["tokens"], results["fisher_windows"]) == (8, 480, 0)
+    assert f"effective rank of values {results['value_rank']:.1f} of 32" in inspection.tables[0].title
     assert shown(inspection)[0][:3] == ["corpus.txt", "1", "8"]
     assert "480 tokens" in inspection.tables[0].title
 

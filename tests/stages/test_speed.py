@@ -7,7 +7,7 @@ import pytest
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.evals.speed import SpeedResult
-from aatc_cli.runtime.site import SiteCodec
+from aatc_cli.runtime.packed.site import SiteCodec
 
 TASK = ("eval", "--task", "speed", "--budget", 3, "--repeats", 2)
 

@@ -22,11 +22,10 @@ from aatc_cli.evals.bench.model_steps import InPlaceState, full_state
 from aatc_cli.evals.bench.packed import PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
 from aatc_cli.evals.bench.synthetic import synthetic_tables
-from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, spec_layout, synthetic_spec, uncompressed_steps
+from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, synthetic_spec, uncompressed_steps
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.runtime.fused import FusedState
 from aatc_cli.stages.report import make_report
 from aatc_cli.stages.result_tables import speed_memory_table, speed_table
 
@@ -148,10 +147,10 @@ def spec() -> Any:
 
 @pytest.mark.parametrize("tokens", [132, 133, 900])
 def test_the_byte_law_is_what_a_state_holds(spec: Any, tokens: int) -> None:
-    state = FusedState(spec, 3, tokens)
+    state = full_state(spec, 3, tokens, 0)
     # a state has room for a tile from the start
-    spare = 3 * GEOMETRY.layers * spec.layers[0].tables.tile_bytes if tokens == 132 else 0
-    assert spec_layout(spec, GEOMETRY).bytes(tokens, 3) + spare == state.bytes_live()
+    spare = 3 * GEOMETRY.layers * spec.form.layers[0].tables.tile_bytes if tokens == 132 else 0
+    assert spec.layout.bytes(tokens, 3) + spare == state.bytes_live()
 
 
 def test_memory_is_told_apart(spec: Any) -> None:
@@ -160,12 +159,13 @@ def test_memory_is_told_apart(spec: Any) -> None:
     live, static, buffers = memory_of(state)
     assert live == state.bytes_live()
     held: list[torch.Tensor] = []
-    for layer in spec.layers:
+    for layer in spec.form.layers:
         for part in (*layer.tables.keys, *layer.tables.values, layer.tables, layer.tables.key, layer.encode):
             held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
     assert len({id(tensor) for tensor in held}) < len(held)
     assert static == sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
-    angles = (state.slot_angles, state.tile_angles, *state.token_angles, spec.frequencies)
+    shared = state.groups[0].stores[0].shared
+    angles = (shared.slot_angles, shared.tile_angles, *shared.token_angles, spec.form.frequencies)
     assert buffers == sum(angle.nbytes for angle in angles) + 3 * 2 * 4
 
 
@@ -181,7 +181,7 @@ def test_peak_is_held_against_weights_and_the_law(spec: Any, monkeypatch: pytest
     monkeypatch.setattr(speed_whole, "decode_timing", timing)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10**9)
     _, ours = fused_steps(model, spec, GEOMETRY, 500, 2, 80)
-    law = spec_layout(spec, GEOMETRY).bytes(500 + 85, 2)
+    law = spec.layout.bytes(500 + 85, 2)
     assert (ours.weight_bytes, ours.law_bytes, ours.live_bytes, ours.peak_bytes) == (weights, law, law, 10**9)
     assert ours.ratio == pytest.approx(1e9 / (weights + law))
     timings, theirs = uncompressed_steps(model, GEOMETRY, 500, 2, 3, CPU)

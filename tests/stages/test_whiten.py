@@ -16,7 +16,7 @@ from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, Usa
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 HEADS, DIM, CHANNELS = 2, 16, 32
 
@@ -32,9 +32,9 @@ def two_stats(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathF
     return run.root
 
 
-def make(tmp_path: Path, rates: Path, basis: Path | None = None, **changes: Any) -> Artifact:
+def make(tmp_path: Path, rates: Path, basis: Path | None = None, force: bool = False, **changes: Any) -> Artifact:
     run = Run(tmp_path / "run")
-    whiten(run, transform_stats=basis or rates, rate_stats=rates, **changes)
+    whiten(run, transform_stats=basis or rates, rate_stats=rates, wanted=Wanted(**changes), force=force)
     return open_artifact(run.transform(changes.get("transform", "whiten")), "transform")
 
 
@@ -173,7 +173,7 @@ def test_keys_and_values_have_groups_of_their_own(base_run: Path, tmp_path: Path
         ("per-head", "all", "whiten-keys-per-head-values-all", {"k": 2, "v": 1}),
         ("profile", "per-head", "whiten-values-per-head", {"k": 1, "v": 2}),
     ):
-        whiten(run, transform_stats=stats, rate_stats=stats, key_groups=keys, value_groups=values)
+        whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted(key_groups=keys, value_groups=values))
         made = open_artifact(run.transform(folder), "transform")
         assert made.manifest.settings["head_groups"] == groups
         for side, count in groups.items():
@@ -183,7 +183,7 @@ def test_keys_and_values_have_groups_of_their_own(base_run: Path, tmp_path: Path
             for name, tensor in site(made, 1, side).items():
                 assert torch.equal(tensor, alike.tensor(f"layers.1.{side}.{name}")), (folder, side, name)
     # a number stands in for the profile's, and a choice goes before it
-    whiten(run, transform_stats=stats, rate_stats=stats, head_groups=2, value_groups="all")
+    whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted(head_groups=2, value_groups="all"))
     assert open_artifact(run.transform("whiten-values-all"), "transform").manifest.settings["head_groups"] == {
         "k": 2,
         "v": 1,

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import datasets
 import pytest
 
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.text.builtin import builtin_documents, split_topics
+from aatc_cli.text.builtin import builtin_documents, python_topics, split_topics
 from aatc_cli.text.sources import TextSource, documents, parse_source
 
 
@@ -75,6 +75,7 @@ def normalised(document: str) -> set[str]:
 
 def test_builtin_parts_are_the_topics_and_share_no_paragraph() -> None:
     calibration, test = read("builtin:python-docs"), read("builtin:python-docs-test")
+    topics = python_topics()
     raw: list[str] = []
     expected_test: list[str] = []
     for index, name in enumerate(sorted(topics)):
@@ -85,6 +86,19 @@ def test_builtin_parts_are_the_topics_and_share_no_paragraph() -> None:
     assert held_out & set().union(*map(normalised, raw)), "the topics repeat each other; else this test shows nothing"
     assert not held_out & set().union(*map(normalised, calibration))
     assert 0.85 < sum(map(len, calibration)) / sum(map(len, raw)) < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("python-docs", "f71254c0017f59e865830687bb817e5e4ea84bf7eb0b5b38c1a7301784c59b20"),
+        ("python-docs-test", "596bf20110f1a0cb1b00e644061fdd8a68adc003a9248652efa9b5b76ae581a9"),
+    ],
+)
+def test_the_builtin_text_is_the_same_under_every_python(name: str, digest: str) -> None:
+    """The digest is that of the topics of CPython 3.11.7, with which all figures in docs/ were made."""
+    text = "\n\n".join(builtin_documents(name))
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 def test_split_topics_takes_out_repeated_paragraphs() -> None:

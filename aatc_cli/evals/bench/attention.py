@@ -15,11 +15,11 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.synthetic import random_tiles, synthetic_tables
+from aatc_cli.runtime.fused.reference import decode_attention
 from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape, Tuning
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.tables import LayerTables, fast_pairs
-from aatc_cli.runtime.reference import decode_attention
 
 # caches are cycled through so that together they are several times what the last-level cache holds
 _COLD_BYTES = 400_000_000

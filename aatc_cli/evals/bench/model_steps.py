@@ -10,12 +10,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aatc_cli.config import Geometry
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.evals.bench.attention import Timing, graph_seconds
 from aatc_cli.evals.bench.synthetic import random_tiles
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.cache_hooks import CacheCall, hosted
-from aatc_cli.models.compressed import CacheState, HostedCache, cache_keyword
-from aatc_cli.runtime.fused import FusedSpec, FusedState, attend_fused
+from aatc_cli.models.compressed import HostedCache, cache_keyword
+from aatc_cli.runtime.batch import Group
+from aatc_cli.runtime.fused.graph import captured_parts
+from aatc_cli.runtime.session import attend
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.state import CompressedState
 
 
 class InPlaceState:
@@ -52,18 +57,12 @@ class InPlaceState:
 
 
 def decode_timing(model: Any, state: Any, batch: int, repeats: int) -> Timing:
-    """Seconds per decode step of ``model`` over ``state`` (`InPlaceState` or `FusedState`), captured and replayed."""
+    """Seconds per decode step of ``model`` over ``state``, in place or of a fused cache, captured and replayed."""
     device = next(model.parameters()).device
     tokens = torch.zeros(batch, 1, dtype=torch.int64, device=device)
     positions = torch.full((batch, 1), state.columns, dtype=torch.int64, device=device)
     cache = HostedCache(state, model.config.num_hidden_layers)
     kwargs = {cache_keyword(model): cache, "use_cache": True, "logits_to_keep": 1}
-
-    def attend(state: CacheState, call: CacheCall) -> Tensor:
-        if isinstance(state, FusedState):
-            return attend_fused(state, call)
-        assert isinstance(state, InPlaceState)
-        return state.attend(call)
 
     def call() -> int:
         found = model(input_ids=tokens, position_ids=positions, **kwargs).logits[:, -1]
@@ -72,20 +71,25 @@ def decode_timing(model: Any, state: Any, batch: int, repeats: int) -> Timing:
 
     with torch.no_grad(), hosted(model, attention_layers(model), attend):
         seconds = graph_seconds(call, repeats)
-    fused = isinstance(state, FusedState)
+    fused = isinstance(state, CompressedState)
     moved = state.bytes_live() if fused else state.nbytes
     return Timing("fused" if fused else f"sdpa-{state.backend.name.split('_')[0].lower()}", seconds, moved)
 
 
-def full_state(spec: FusedSpec, batch: int, context: int, room: int) -> FusedState:
+def full_state(spec: CacheSpec, batch: int, context: int, room: int) -> CompressedState:
     """A fused cache of ``context`` random tokens per sequence with ``room`` for more."""
-    state = FusedState(spec, batch, context + room)
-    generator = torch.Generator(spec.frequencies.device).manual_seed(0)
-    for place, layer in enumerate(spec.layers):
+    spec = spec.with_room(context + room)
+    state = CompressedState(spec)
+    state.columns, state.batch, state.steady = context, batch, True
+    state.groups = [Group(list(range(batch)), 0, context, spec.stores(batch))]
+    generator = torch.Generator(spec.device).manual_seed(0)
+    _, stores, shared = captured_parts(state)
+    for store in stores:
         # one sequence at a time: what making them takes is no part of the cache, but of the peak
         for row in range(batch):
-            state.data[place][row] = random_tiles(1, state.max_tiles, layer.tables, generator)[0]
-        state.keys[place].normal_(generator=generator)
-        state.values[place].normal_(generator=generator)
-    state.jump(context)
+            store.data[row] = random_tiles(1, shared.max_tiles, store.layer.tables, generator)[0]
+        store.keys.normal_(generator=generator)
+        store.values.normal_(generator=generator)
+        store.tokens, store.packed = context, packed_tokens(context, spec.window)
+    shared.move(context, packed_tokens(context, spec.window))
     return state

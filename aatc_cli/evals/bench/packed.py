@@ -21,9 +21,9 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.transform import decode
 from aatc_cli.evals.bench.attention import Timing
 from aatc_cli.evals.bench.synthetic import block_widths
-from aatc_cli.runtime.attention import cached_attention
-from aatc_cli.runtime.site import SiteCodec
-from aatc_cli.runtime.store import LayerStore
+from aatc_cli.runtime.packed.site import SiteCodec
+from aatc_cli.runtime.packed.store import PackedStore
+from aatc_cli.runtime.store import LayerView
 
 BACKEND = "packed"
 # sums in float32 and an output in bfloat16, relative root mean square
@@ -42,7 +42,7 @@ class PackedBench:
 
     geometry: Geometry
     codecs: dict[Side, TransformCodec]
-    store: LayerStore
+    store: PackedStore
     codes: dict[Side, Tensor]
     scales: dict[Side, Tensor]
     query: Tensor
@@ -67,7 +67,7 @@ class PackedBench:
             side: random_codec(geometry.channels, groups, bits, place).to(device) for place, side in enumerate(SIDES)
         }
         sites = [SiteCodec(side, codecs[side], None, window.flush) for side in SIDES]
-        store = LayerStore(sites[0], sites[1], window, batch, torch.bfloat16)
+        store = PackedStore(sites[0], sites[1], window, batch, torch.bfloat16)
         packed = packed_tokens(context, window)
         found = {side: _stream(site, batch, packed, generator) for side, site in zip(SIDES, sites, strict=True)}
         (keys, key_scales, *_), (values, value_scales, *_) = found["k"], found["v"]
@@ -77,8 +77,7 @@ class PackedBench:
         for name in store.NAMES:
             shape = (batch, sinks if name.startswith("sink") else slots, geometry.channels)
             tensors[name] = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator)
-        store.load(tensors)
-        store.tokens = context
+        store.load(tensors, context)
         steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
         angle = torch.arange(context, device=device)[:, None] * (theta**-steps).repeat(2)
         one = (batch, geometry.heads, 1, geometry.head_dim)
@@ -89,12 +88,10 @@ class PackedBench:
 
     def attend(self) -> Tensor:
         """Attention of the query by the packed cache. -> [B, Hq, 1, D]."""
-        return cached_attention(
-            self.query,
-            self.store,
-            lambda first, n: (self.cos[first : first + n], self.sin[first : first + n]),
-            self.geometry.head_dim**-0.5,
+        view = LayerView(
+            self.geometry.head_dim**-0.5, lambda first, n: (self.cos[first : first + n], self.sin[first : first + n])
         )
+        return self.store.attend(self.query, view, None)
 
     def expected(self) -> Tensor:
         """The same of the last sequence in float64, from its codes as they were before packing. -> [Hq, D]."""

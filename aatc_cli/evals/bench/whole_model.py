@@ -20,9 +20,11 @@ from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing, full_s
 from aatc_cli.evals.bench.synthetic import synthetic_encode, synthetic_tables
 from aatc_cli.evals.memory import storage_bytes
 from aatc_cli.evals.speed import SpeedMemory
-from aatc_cli.runtime.fused import FusedLayer, FusedSpec, FusedState
+from aatc_cli.runtime.fused.form import FusedForm, FusedLayer
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.tables import fast_pairs
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.state import CompressedState
 
 # steps beside the repeats: two that warm up, one that is captured, two replays that are not counted
 _EXTRA_STEPS = 5
@@ -31,7 +33,7 @@ _LEAST_ROOM = 64
 
 def synthetic_spec(
     geometry: Geometry, window: Window, bits: float, theta: float, device: torch.device, dtype: torch.dtype
-) -> FusedSpec:
+) -> CacheSpec:
     """A fused cache's static part with random tables, a seed for every layer; ``theta``: base of the frequencies."""
     steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
     frequencies = theta**-steps
@@ -39,7 +41,7 @@ def synthetic_spec(
     for layer in range(geometry.layers):
         tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer, hopper=on_hopper(device))
         layers.append(FusedLayer({}, tables, synthetic_encode(tables, geometry, seed=layer)))
-    return FusedSpec(
+    form = FusedForm(
         tuple(layers),
         window,
         dtype,
@@ -49,16 +51,20 @@ def synthetic_spec(
         frequencies.to(torch.float32),
         geometry.head_dim**-0.5,
     )
+    layout = CacheLayout.of_bits(geometry, window, HeadGroups.both(geometry.kv_heads), form_bits(form))
+    windows = (None,) * geometry.layers
+    return CacheSpec(form, window, dtype, device, geometry.channels, None, windows, None, layout)
 
 
 def fused_steps(
-    model: Any, spec: FusedSpec, geometry: Geometry, context: int, batch: int, repeats: int
+    model: Any, spec: CacheSpec, geometry: Geometry, context: int, batch: int, repeats: int
 ) -> tuple[Timing, SpeedMemory]:
     """Time and memory of decode steps over a fused cache of ``context`` tokens with room for those that are timed."""
-    _start_over(spec.frequencies.device)
+    _start_over(spec.device)
     room = max(_LEAST_ROOM, repeats + _EXTRA_STEPS)
     state = full_state(spec, batch, context, room)
-    law = spec_layout(spec, geometry).bytes(state.capacity, batch)
+    assert spec.layout is not None
+    law = spec.layout.bytes(context + room, batch)
     timing = decode_timing(model, state, batch, repeats)
     return timing, _memory(model, state, timing.backend, context, batch, law)
 
@@ -83,23 +89,25 @@ def uncompressed_steps(
     return timings, memory
 
 
-def spec_layout(spec: FusedSpec, geometry: Geometry) -> CacheLayout:
-    """The byte law of a spec's widths, every kv head a group of its own."""
+def form_bits(form: FusedForm) -> list[dict[Side, list[int]]]:
+    """Widths of every channel by layer and side, as the tiles hold them."""
     bits: list[dict[Side, list[int]]] = []
-    for layer in spec.layers:
+    for layer in form.layers:
         sides = zip(SIDES, (layer.tables.keys, layer.tables.values), strict=True)
         found: dict[Side, list[int]] = {}
         for side, heads in sides:
             widths = [[width for width in part.widths for _ in range(BLOCK)] for part in heads]
-            found[side] = [width for head in widths for width in head + [0] * (spec.dim - len(head))]
+            found[side] = [width for head in widths for width in head + [0] * (form.dim - len(head))]
         bits.append(found)
-    return CacheLayout.of_bits(geometry, spec.window, HeadGroups.both(spec.kv_heads), bits)
+    return bits
 
 
-def memory_of(state: FusedState | InPlaceState) -> tuple[int, int, int]:
+def memory_of(state: CompressedState | InPlaceState) -> tuple[int, int, int]:
     """Bytes of a cache's tensors: those that hold tokens, static ones of its layers, and all others."""
-    live = state.bytes_live() if isinstance(state, FusedState) else state.nbytes
-    static = storage_bytes(tensors_in(state.spec.layers)) if isinstance(state, FusedState) else 0
+    if isinstance(state, InPlaceState):
+        return state.nbytes, 0, storage_bytes(tensors_in(state)) - state.nbytes
+    live, form = state.bytes_live(), state.spec.form
+    static = storage_bytes(tensors_in(form.layers)) if isinstance(form, FusedForm) else 0
     return live, static, storage_bytes(tensors_in(state)) - live - static
 
 
@@ -126,7 +134,7 @@ def _start_over(device: torch.device) -> None:
 
 
 def _memory(
-    model: Any, state: FusedState | InPlaceState, backend: str, context: int, batch: int, law: int
+    model: Any, state: CompressedState | InPlaceState, backend: str, context: int, batch: int, law: int
 ) -> SpeedMemory:
     live, static, buffers = memory_of(state)
     weights = storage_bytes([*model.parameters(), *model.buffers()])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.evals.forced.token_rates import rated_logits
@@ -62,11 +62,18 @@ class Scores:
         shares: list[list[float]] = (counts / counts.sum(1, keepdim=True)).tolist()
         return shares
 
-    def nll_summary(self) -> dict[str, float | None]:
-        """nll with its standard error over windows, and the reference's nll on the same positions."""
-        mean, stderr = mean_and_stderr([float(nll.mean()) for nll in self.nll])
-        reference, _ = mean_and_stderr([float(nll.mean()) for nll in self.nll_reference])
-        return {"nll": mean, "nll_stderr": stderr, "nll_reference": reference}
+    def nll_summary(self) -> dict[str, Any]:
+        """nll with its standard error over windows, the reference's on the same positions, and both by window."""
+        windows = [float(nll.mean()) for nll in self.nll]
+        own = [float(nll.mean()) for nll in self.nll_reference]
+        mean, stderr = mean_and_stderr(windows)
+        return {
+            "nll": mean,
+            "nll_stderr": stderr,
+            "nll_reference": mean_and_stderr(own)[0],
+            "nll_windows": windows,
+            "nll_reference_windows": own,
+        }
 
 
 @torch.no_grad()

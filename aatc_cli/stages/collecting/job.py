@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
-from aatc_cli.artifacts.stats import CollectSettings, Stats
+from aatc_cli.artifacts.manifest import Manifest, ModelIdentity
+from aatc_cli.artifacts.stats import CollectSettings, Stats, TextVariety
 from aatc_cli.core.stats import LayerStats, output_gram
 from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.placement import at_hand, device_of
+from aatc_cli.stages.collecting.checks import value_rank
+from aatc_cli.text.overlap import block_hashes
+from aatc_cli.text.windows import Windows
 
 
 class CollectJob:
@@ -26,12 +29,15 @@ class CollectJob:
         self,
         settings: CollectSettings,
         identity: ModelIdentity,
-        texts: list[TextRecord],
+        drawn: Windows,
+        bos: int | None,
         sites: list[AttentionSite],
         device: str | None,
         how: dict[str, Any],
     ) -> None:
-        self.settings, self.identity, self.texts, self.sites, self.how = settings, identity, texts, sites, how
+        self.settings, self.identity, self.sites, self.how = settings, identity, sites, how
+        self.texts, self.blocks = drawn.records, block_hashes(drawn.tokens, bos)
+        self.distinct = len(set(drawn.tokens.flatten().tolist()))
         geometry = identity.geometry
         rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
@@ -55,8 +61,10 @@ class CollectJob:
 
     def write(self, path: Path, windows: int, fisher: int) -> Manifest:
         """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
+        variety = TextVariety(self.blocks, self.distinct, value_rank(self.layers))
+        done = windows, fisher
         return Stats.write(
-            path, self.settings, self.identity, self.texts, self.layers, done=(windows, fisher), how=self.how
+            path, self.settings, self.identity, self.texts, self.layers, variety, done=done, how=self.how
         )
 
     def resume(self, path: Path) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, sliding_bytes
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, attention_layers, geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
+from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile, available, load_model_profile
-from aatc_cli.stages.collect import check_profile
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.preflight import (
     LENGTH,

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from aatc_cli.config import Geometry
-from aatc_cli.core.received import BINS, PROBES
+from aatc_cli.core.received import PROBES
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.profiles import ModelProfile
 
 # what collect takes without a profile, and rows it keeps

@@ -14,11 +14,10 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import geometry_of
-from aatc_cli.runtime.fused import FusedState, fused
+from aatc_cli.runtime.attach import attach_codecs
+from aatc_cli.runtime.fused.reference import head_vectors, unpack_tiles
 from aatc_cli.runtime.kernels.encode import tiles_of
 from aatc_cli.runtime.kernels.tables import HeadSide
-from aatc_cli.runtime.reference import head_vectors, unpack_tiles
-from aatc_cli.runtime.session import compressed
 
 WINDOW = Window(sinks=4, recent=64, flush=64)
 # the model makes cos and sin in float32, the twin in float64: so far apart are logits that read the same codes
@@ -60,10 +59,10 @@ def model(llama_of: Any) -> Any:
 def test_twin_decodes_as_the_packed_cache(model: Any, token_logits: Any, quantizer: str, prompt: int) -> None:
     ids = torch.randint(97, (2, 140), generator=torch.Generator().manual_seed(prompt))
     plan = codecs(quantizer)
-    with compressed(model, plan, WINDOW) as session:
+    with attach_codecs(model, plan, WINDOW) as session:
         expected = token_logits(model, session.new_cache(), session.keyword, ids, prompt)
-    with fused(model, plan, WINDOW) as session:
-        got = token_logits(model, session.new_cache(2, 140), session.keyword, ids, prompt)
+    with attach_codecs(model, plan, WINDOW, "fused") as session:
+        got = token_logits(model, session.new_cache(140), session.keyword, ids, prompt)
     assert float((got - expected).abs().max()) < ROUNDING
 
 
@@ -74,8 +73,8 @@ def test_twin_differs_once_tokens_are_packed(model: Any, token_logits: Any) -> N
     none = [{side: one.with_bits(torch.zeros_like(one.bits)) for side, one in pair.items()} for pair in plan]
     found = []
     for pair in (plan, none):
-        with fused(model, pair, WINDOW) as session:
-            found.append(token_logits(model, session.new_cache(1, 142), session.keyword, ids, 140))
+        with attach_codecs(model, pair, WINDOW, "fused") as session:
+            found.append(token_logits(model, session.new_cache(142), session.keyword, ids, 140))
     assert float((found[0] - found[1]).abs().max()) > 1e-3
 
 
@@ -85,8 +84,8 @@ def test_tiles_hold_what_the_codec_gives_back(model: Any, quantizer: str) -> Non
     rows = {
         side: torch.randn(192, 128, generator=torch.Generator().manual_seed(7), dtype=torch.float64) for side in SIDES
     }
-    with fused(model, codecs(quantizer), WINDOW) as session:
-        tables = session.spec.layers[0].tables
+    with attach_codecs(model, codecs(quantizer), WINDOW, "fused") as session:
+        tables = session.spec.form.layers[0].tables
     data = tiles_of(rows, pair, tables)
     for head in range(2):
         u_k, u_v, alpha_k, alpha_v = unpack_tiles(data, tables, head)
@@ -100,44 +99,38 @@ def test_bytes_are_those_of_the_law(model: Any) -> None:
     plan = codecs("uniform")
     bits = [{side: pair[side].bits.tolist() for side in SIDES} for pair in plan]
     layout = CacheLayout.of_bits(geometry_of(model.config), WINDOW, HeadGroups(k=2, v=2), bits)
-    with fused(model, plan, WINDOW) as session:
-        state = session.new_cache(3, 4 + 64 + 5 * 64).state
-    assert isinstance(state, FusedState)
+    with attach_codecs(model, plan, WINDOW, "fused") as session:
+        cache = session.new_cache(4 + 64 + 5 * 64)
+        with torch.no_grad():
+            model(torch.zeros(3, 7, dtype=torch.int64), **{session.keyword: cache})
     exact = 2 * 2 * 3 * (4 + 64) * 128
     # exact tokens are in the model's float64 here, two bytes a number in the law
-    assert state.bytes_live() - exact * 8 == layout.bytes(4 + 64 + 5 * 64, 3) - exact * 2
+    assert cache.state.bytes_live() - exact * 8 == layout.bytes(4 + 64 + 5 * 64, 3) - exact * 2
 
 
 def test_refusals(model: Any) -> None:
     plan = codecs("uniform")
     eye, ones = torch.eye(128)[None], torch.ones(128)
     shared = [{side: TransformCodec(eye, eye, ones, one.bits, ones) for side, one in pair.items()} for pair in plan]
-    with pytest.raises(AatcError, match="every kv head on its own"), fused(model, shared, WINDOW):
+    with pytest.raises(AatcError, match="every kv head on its own"), attach_codecs(model, shared, WINDOW, "fused"):
         pass
     ragged = [
         {side: one.with_bits(one.bits.roll(1) * (torch.arange(128) != 5)) for side, one in pair.items()}
         for pair in plan
     ]
-    with pytest.raises(AatcError, match="blocks of 16"), fused(model, ragged, WINDOW):
+    with pytest.raises(AatcError, match="blocks of 16"), attach_codecs(model, ragged, WINDOW, "fused"):
         pass
-    with pytest.raises(AatcError, match="pack 64 tokens"), fused(model, plan, Window(sinks=4, recent=64, flush=16)):
+    small = Window(sinks=4, recent=64, flush=16)
+    with pytest.raises(AatcError, match="pack 64 tokens"), attach_codecs(model, plan, small, "fused"):
         pass
-    with fused(model, plan, WINDOW) as session:
-        cache = session.new_cache(1, 140)
+    with attach_codecs(model, plan, WINDOW, "fused") as session:
+        cache = session.new_cache(140)
         kwargs = {session.keyword: cache, "use_cache": True}
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 139, dtype=torch.int64), **kwargs)
-            with pytest.raises(AatcError, match="single tokens"):
-                model(input_ids=torch.zeros(1, 2, dtype=torch.int64), **kwargs)
             model(input_ids=torch.zeros(1, 1, dtype=torch.int64), **kwargs)
             with pytest.raises(AatcError, match="capacity of 140"):
                 model(input_ids=torch.zeros(1, 1, dtype=torch.int64), **kwargs)
-        with pytest.raises(AatcError, match="no beams"):
-            cache.reorder_cache(torch.tensor([0]))
-        padded = torch.ones(2, 20, dtype=torch.int64)
-        padded[0, :3] = 0
-        with torch.no_grad(), pytest.raises(AatcError, match="one length"):
-            model(input_ids=padded, attention_mask=padded, **{session.keyword: session.new_cache(2, 64)})
 
 
 def test_biases_are_refused_by_name() -> None:
@@ -150,5 +143,6 @@ def test_biases_are_refused_by_name() -> None:
         head_dim=64,
         vocab_size=97,
     )
-    with pytest.raises(AatcError, match="bias"), fused(Qwen2ForCausalLM(config).eval(), codecs("uniform"), WINDOW):
+    biased = Qwen2ForCausalLM(config).eval()
+    with pytest.raises(AatcError, match="bias"), attach_codecs(biased, codecs("uniform"), WINDOW, "fused"):
         pass

@@ -12,8 +12,8 @@ from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.evals.bench.attention import CHECK_BOUND, FusedBench
-from aatc_cli.runtime.fused import fused
-from aatc_cli.runtime.graph import GraphDecoder
+from aatc_cli.runtime.attach import attach_codecs
+from aatc_cli.runtime.fused.graph import GraphDecoder
 from aatc_cli.runtime.kernels.append import Appender
 from aatc_cli.runtime.kernels.encode import EncodeTables, tiles_of
 from aatc_cli.runtime.kernels.launch import fused_available
@@ -113,32 +113,33 @@ def test_model_steps_as_its_twin(model: Any) -> None:
     """
     plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
     ids = torch.randint(97, (2, 300), generator=torch.Generator().manual_seed(0)).cuda()
-    with fused(model, plan, WINDOW) as session, torch.no_grad():
-        caches = [session.new_cache(2, 300) for _ in range(2)]
-        states = [cache.state for cache in caches]
-        layers = tuple(replace(layer, tables=layer.tables.held()) for layer in session.spec.layers)
-        states[1].spec, states[1]._kernels = replace(session.spec, layers=layers), None
+    with attach_codecs(model, plan, WINDOW, "fused") as session, torch.no_grad():
+        caches = [session.new_cache(300) for _ in range(2)]
         kwargs = [{session.keyword: cache, "use_cache": True, "logits_to_keep": 1} for cache in caches]
         for one in kwargs:
             model(input_ids=ids[:, :170], **one)
+        kernels, twins = (cache.state.groups[0].stores for cache in caches)
+        twins[0].shared.kernels = None
+        for twin in twins:
+            twin.layer = replace(twin.layer, tables=twin.layer.tables.held())
         for step in range(170, 300):
-            for name in ("data", "keys", "values"):
-                for mine, theirs in zip(getattr(states[1], name), getattr(states[0], name), strict=True):
-                    mine.copy_(theirs)
+            for twin, store in zip(twins, kernels, strict=True):
+                for name in ("data", "keys", "values"):
+                    getattr(twin, name).copy_(getattr(store, name))
             found = [model(input_ids=ids[:, step : step + 1], **one).logits for one in kwargs]
             error = (found[0] - found[1]).square().mean().sqrt() / found[1].square().mean().sqrt()
             assert float(error) < CHECK_BOUND, step
             for name in ("tokens", "tiles", "hidden"):
-                assert torch.equal(getattr(states[0], name), getattr(states[1], name))
+                assert torch.equal(getattr(kernels[0].shared, name), getattr(twins[0].shared, name))
 
 
 def test_graph_replays_what_eager_steps_do(model: Any) -> None:
     plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
     ids = torch.randint(97, (2, 190), generator=torch.Generator().manual_seed(1)).cuda()
-    with fused(model, plan, WINDOW) as session, torch.no_grad():
+    with attach_codecs(model, plan, WINDOW, "fused") as session, torch.no_grad():
         runs = []
         for graphed in (False, True):
-            cache = session.new_cache(2, 400)
+            cache = session.new_cache(400)
             kwargs = {session.keyword: cache, "use_cache": True, "logits_to_keep": 1}
             token = model(input_ids=ids, **kwargs).logits[:, -1].argmax(-1)
             chosen = [token]

@@ -1,0 +1,361 @@
+"""What a choice on each axis says and does: the kinds of objects in the registry, and those of one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aatc_cli.methods.sites import Library, PlannedWidths, Site, Sites, Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aatc_cli.config import Geometry, HeadGroups, Settings
+    from aatc_cli.core import Side
+    from aatc_cli.core.allocate import Allocation, Energies, Floats, SiteEnergy
+    from aatc_cli.core.filling import Filling
+    from aatc_cli.core.layout import CacheLayout, Widths
+    from aatc_cli.core.overheads import Overheads
+    from aatc_cli.core.stats import LayerStats
+    from aatc_cli.core.transform import GroupTransform
+    from aatc_cli.methods.fields import RecipeFields
+
+
+def together(**wanted: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """What a choice goes with: by field of the recipe the names or kinds that it may have."""
+    return MappingProxyType(wanted)
+
+
+class Choice:
+    """One choice on an axis.
+
+    name: as recipes write it. meaning: one line for tables. kinds: families that other choices may ask for by name.
+    goes_with: as `together` has it. gradients: whether Stats need them.
+    """
+
+    name: ClassVar[str]
+    meaning: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ()
+    goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = together()
+    gradients: ClassVar[bool] = False
+
+    def check(self, recipe: RecipeFields) -> None:
+        """Raise `ValueError` for what ``goes_with`` cannot say of a recipe with this choice."""
+
+
+class TableMaker:
+    """A choice that reads tables of its own from the Transform, made of Stats by `whiten`.
+
+    on: transforms into which its tables go unasked. asked: they go into a Transform of their own, made for it.
+    """
+
+    name: ClassVar[str]
+    on: ClassVar[tuple[str, ...]] = ()
+    asked: ClassVar[bool] = False
+
+    def tables(self, side: Side, stats: LayerStats, latents: Callable[[], Tensor], groups: int) -> dict[str, Tensor]:
+        """Tensors of one site by name. latents: makes those of the sampled rows, [R, C] float64."""
+        return {}
+
+    def joint_tables(self, latents: Tensor) -> dict[str, Tensor]:
+        """Tensors of one side over all layers by name, from latents [R, q]."""
+        return {}
+
+
+class Transform(Choice):
+    """What turns a cached vector into latents and back.
+
+    stored: whether its matrices are numbers that a cache must keep. over_layers: it takes all layers of a token as one.
+    """
+
+    stored: ClassVar[bool] = True
+    over_layers: ClassVar[bool] = False
+
+    def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
+        """Matrices of all head groups of a site, from second moments and loss metrics [G, E, E]."""
+        raise NotImplementedError
+
+    def moment(self, side: Side, stats: LayerStats) -> Tensor:
+        """Second moment [C, C] in which variances of latents are measured."""
+        return (stats.k_outer if side == "k" else stats.v_outer) / stats.count
+
+    def basis_moment(self, side: Side, stats: LayerStats, moment: Tensor) -> Tensor:
+        """Second moment [C, C] that the matrices are made from; ``moment`` is that of `moment`."""
+        return moment
+
+    def latents(self, side: Side, stats: LayerStats, encode: Tensor) -> Tensor:
+        """Latents [R, C] float64 of the sampled rows under ``encode``."""
+        import torch
+
+        from aatc_cli.core.transform import encode as encoded
+
+        return encoded(self.rows(side, stats).to(torch.float64), encode)
+
+    @staticmethod
+    def rows(side: Side, stats: LayerStats) -> Tensor:
+        """The sampled rows of a site, [R, C]."""
+        return (stats.k_rows if side == "k" else stats.v_rows)[: stats.filled]
+
+    def tables(self, side: Side, stats: LayerStats) -> dict[str, Tensor]:
+        """What it keeps of a site beside its matrices, by name."""
+        return {}
+
+    def joint(self, layers: Sequence[LayerStats], side: Side) -> tuple[dict[str, Tensor], Tensor]:
+        """Tensors of one side over all layers by name, and latents [R, q] that tables are made of."""
+        raise NotImplementedError
+
+    def around(self, site: Site, inner: Any) -> Any:
+        """The codec of a site that codes its latents by ``inner``."""
+        from aatc_cli.core.linear import LinearCodec
+
+        return LinearCodec(*site.matrices(), inner)
+
+    def joint_codec(self, sites: Sites, side: Side) -> Any:
+        """The codec of one side of all layers, of a transform over layers."""
+        raise NotImplementedError
+
+    def span(self, geometry: Geometry, groups: int) -> int:
+        """Numbers of a decode row, which a coded latent costs."""
+        return geometry.channels // groups
+
+
+class Weight(Choice):
+    """What noise in a latent costs. sides: where it may stand. in_nats: it is divergence, and so joins both sides.
+
+    tensor: of a Transform's site, by which a searched token scale weighs errors; None: all alike.
+    """
+
+    sides: ClassVar[tuple[Side, ...]]
+    in_nats: ClassVar[bool] = False
+    tensor: ClassVar[str | None] = "weight"
+
+    def energy(self, site: SiteEnergy, normal: Callable[[Floats], Floats], recipe: str) -> Floats:
+        """w sigma^2 of every channel, [C]; ``normal`` divides by a percentile. Errors name the recipe."""
+        return normal(site.variance)
+
+
+class Allocator(Choice, TableMaker):
+    """How a budget becomes widths.
+
+    nothing: it allocates nothing. one_width: budgets are widths. fractional: any mean width may come of it. pools: it
+    may put keys and values in one pool. truncates: latents without a width are not even kept.
+    """
+
+    nothing: ClassVar[bool] = False
+    one_width: ClassVar[bool] = False
+    fractional: ClassVar[bool] = True
+    pools: ClassVar[bool] = False
+    truncates: ClassVar[bool] = False
+
+    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry) -> Any:
+        """Its tables from a Transform, or None; raises `ArtifactError` when they are not what they must be."""
+        return None
+
+    def allocate(
+        self, choices: Choices, energies: Energies, average: float, groups: HeadGroups, tables: Any
+    ) -> Allocation:
+        """Widths of every site at ``average`` bits per channel; raises `AatcError` when the budget cannot be met."""
+        raise NotImplementedError
+
+    def nominal_widths(self, choices: Choices, channels: int, groups: int, bits: float) -> list[int]:
+        """Widths [C] of a site at ``bits`` per channel, where nothing is known of a model."""
+        return [int(bits > 0)] * channels
+
+    def codec(self, choices: Choices, site: Site) -> Any:
+        """The codec of a site at its widths."""
+        return choices.quantizer.site_codec(choices, site)
+
+
+class Quantizer(Choice, TableMaker):
+    """How latents become codes.
+
+    packed: the packed cache holds its codes; others are simulated. blocks: a plan says where blocks of one precision
+    begin. curve: name of its distortion at b bits, as `distortion` has it; None: it has no curve of its own.
+    """
+
+    packed: ClassVar[bool] = False
+    blocks: ClassVar[bool] = False
+    curve: ClassVar[str | None] = None
+
+    def distortion(self) -> Sequence[float]:
+        """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
+        raise NotImplementedError
+
+    def overheads(
+        self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths, blocks: int
+    ) -> Overheads | None:
+        """Bytes beside its codes at these widths; None: token scales and matrices, as the layout counts them.
+
+        blocks: of one precision, over all sites.
+        """
+        return None
+
+    def codec(self, choices: Choices, site: Site) -> Any:
+        """The codec of latents of a site."""
+        raise NotImplementedError
+
+    def site_codec(self, choices: Choices, site: Site) -> Any:
+        """The codec of a site: that of its latents with the transform around it."""
+        return choices.transform.around(site, self.codec(choices, site))
+
+    def ready(self, library: Library, bits: int, flush: int) -> None:
+        """Raise `AatcError` where a package that it needs is missing, before anything is computed."""
+
+
+class Classes(Choice):
+    """How tokens are told apart."""
+
+    def told_by(self) -> type[Settings] | None:
+        """The model of its table ``[tokens]`` in a recipe, or None."""
+        return None
+
+    def count(self, recipe: RecipeFields) -> int:
+        """Classes of tokens."""
+        return 1
+
+    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> Any:
+        """Classes that a Transform of these watched ``lags`` tells apart, or None; raises `AatcError`."""
+        return None
+
+    def allocate(
+        self, choices: Choices, energies: Energies, average: float, groups: HeadGroups, tables: Any
+    ) -> Allocation:
+        """Widths of every site and class at ``average`` bits per channel."""
+        raise NotImplementedError
+
+    def layout(self, choices: Choices, geometry: Geometry, groups: HeadGroups, plan: PlannedWidths) -> CacheLayout:
+        """The byte law at planned widths."""
+        raise NotImplementedError
+
+    def nominal(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
+        """The byte law at an average width, before any plan exists."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MethodTables:
+    """What a method reads of a Transform beside energies: tables of its allocator, and classes of tokens."""
+
+    allocator: Any = None
+    classes: Any = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A recipe with the object of every axis. curve: the quantizer whose distortion the allocator counts on."""
+
+    recipe: RecipeFields
+    transform: Transform
+    key_weight: Weight
+    value_weight: Weight
+    allocator: Allocator
+    quantizer: Quantizer
+    classes: Classes
+    curve: Quantizer
+
+    def weight(self, side: Side) -> Weight:
+        """The weight of one side."""
+        return self.key_weight if side == "k" else self.value_weight
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Whose tables its Transform must hold beyond those it holds unasked, by name."""
+        return (self.quantizer.name,) if self.quantizer.asked else ()
+
+    def energy(self, site: SiteEnergy, side: Side) -> Floats:
+        """w sigma^2 of every channel of a site under the recipe's weights and normalisation. -> [C].
+
+        With Fisher weights it is half of that, which is in nats per position: the divergence that losing the channel
+        costs. Variances, and query weights of keys, are divided by the layer's own percentile ("Experimental Setting
+        ... AATC").
+        """
+        from aatc_cli.core.allocate import over_percentile
+
+        percentile = self.recipe.normalize_percentile
+        return self.weight(side).energy(site, lambda values: over_percentile(values, percentile), self.recipe.name)
+
+    def grouped_energies(self, energies: Energies, groups: HeadGroups) -> dict[Side, list[Floats]]:
+        """Energies of every layer by side and head group, [groups, E] each."""
+        from aatc_cli.core import SIDES
+
+        return {
+            side: [self.energy(layer[side], side).reshape(groups.of(side), -1) for layer in energies] for side in SIDES
+        }
+
+    @property
+    def filling(self) -> Filling:
+        """The rule by which channels are given widths."""
+        import numpy as np
+
+        from aatc_cli.core.filling import Filling
+
+        return Filling(np.array(self.curve.distortion()), self.recipe.allowed_widths, self.recipe.block)
+
+    def channel_curves(self, energy: Floats) -> Floats:
+        """Distortion of every channel at every width under the quantizer's model. [n] -> [n, max_bits + 1]."""
+        return self.filling.curves(energy)
+
+    def require_blocks(self, channels: int, groups: HeadGroups) -> None:
+        """Raise `AatcError` unless the recipe's blocks fill the head groups of sites of ``channels`` C."""
+        from aatc_cli.errors import AatcError
+
+        for size in {channels // groups.k, channels // groups.v}:
+            if size % self.recipe.block:
+                raise AatcError(
+                    f"recipe {self.recipe.name} gives one width to {self.recipe.block} channels at a time, "
+                    f"which do not divide the {size} of a head group",
+                    "set block in the recipe to a divisor of that number, or choose other head groups",
+                )
+
+    def read_tables(self, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> MethodTables:
+        """What it needs of a Transform whose received attention was watched at ``lags``; raises `AatcError`."""
+        return MethodTables(
+            self.allocator.read(self, tensors, geometry), self.classes.read(self, tensors, geometry, lags)
+        )
+
+    def allocate(
+        self, energies: Energies, average: float, groups: HeadGroups | None = None, tables: MethodTables | None = None
+    ) -> Allocation:
+        """Widths for every site at an average of ``average`` bits per channel.
+
+        ``groups`` are the Transform's head groups, inside which blocks are formed (None: one of each). Raises
+        `AatcError` when the budget cannot be met, or the transform lacks what the method weighs by.
+        """
+        from aatc_cli.config import HeadGroups
+
+        found = groups or HeadGroups.both(1)
+        self.require_blocks(energies[0]["k"].variance.size, found)
+        return self.classes.allocate(self, energies, average, found, tables or MethodTables())
+
+    def layout(
+        self,
+        geometry: Geometry,
+        groups: HeadGroups,
+        bits: Sequence[Widths],
+        shares: Sequence[Sequence[float]] | None = None,
+        blocks: int = 0,
+    ) -> CacheLayout:
+        """The byte law of widths bits[class][layer][side] [C] and shares[layer][class]; blocks: of one precision."""
+        held = shares if shares is not None else [[1.0]] * geometry.layers
+        return self.classes.layout(self, geometry, groups, PlannedWidths(bits, held, blocks))
+
+    def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
+        """The byte law at an average width, before any plan exists."""
+        return self.classes.nominal(self, geometry, groups, bits)
+
+    def codecs(self, sites: Sites, device: str) -> list[dict[Side, Any]]:
+        """One codec per layer and side on ``device``; of a transform over all layers the same one for every layer.
+
+        Raises `ArtifactError` on values that no codec can have, `AatcError` for a package that is missing.
+        """
+        from aatc_cli.core import SIDES
+
+        layers = range(sites.geometry.layers)
+        if self.transform.over_layers:
+            joint = {side: self.transform.joint_codec(sites, side).to(device) for side in SIDES}
+            return [dict(joint) for _ in layers]
+        return [
+            {side: self.allocator.codec(self, sites.of(layer, side)).to(device) for side in SIDES} for layer in layers
+        ]

@@ -1,0 +1,84 @@
+"""Sections of plans: where the bits go, the spectrum they were given by, and what the cache takes."""
+
+from __future__ import annotations
+
+from aatc_cli.report.blocks import FigureBlock, Section
+from aatc_cli.report.data.run import Absent, ReportData
+from aatc_cli.report.figures.memory import bytes_figure, memory_figure
+from aatc_cli.report.figures.plans import bitmap_figure, widths_figure
+from aatc_cli.report.figures.spectrum import spectrum_figure
+from aatc_cli.report.series.plans import bit_maps, bytes_series, memory_series, widths_series
+from aatc_cli.report.series.spectrum import spectrum_series
+from aatc_cli.report.tables.plans import bytes_table, plan_table
+
+NO_PLANS = "No plan in this run: aatc allocate --budget 2.5"
+# tokens at which the figure of memory states bytes: powers of two, from a short prompt to a long book
+_CONTEXTS = tuple(2**power for power in range(8, 18))
+
+
+def widths_section(data: ReportData) -> Section:
+    """Widths of every plan by layer, and of every channel."""
+    title = "Where the bits go"
+    if not data.plans:
+        return Section("widths", title, (NO_PLANS,))
+    found = widths_series(data.plans)
+    top = max(max(means) for widths in found for means in widths.layers.values())
+    widest = max(len(counts) - 1 for widths in found for counts in widths.histogram.values())
+    drawn = tuple(
+        widths_figure(widths, top, widest, f"widths{index}", legend=index == 0) for index, widths in enumerate(found)
+    )
+    shaded = " Protected first layers, which stand outside the common pool, are shaded."
+    caption = (
+        f"Left: mean bits per layer and side of each plan.{shaded if any(p.protected for p in data.plans) else ''} "
+        "Right: share of channels at each width."
+    )
+    maps = tuple(
+        bitmap_figure(bitmap, widest, f"bits{index}", legend=index == 0)
+        for index, bitmap in enumerate(bit_maps(data.plans))
+    )
+    told = "Bits of every channel: a row of cells per layer, channels in the order of the plan's transform."
+    blocks = (FigureBlock(drawn, caption, open=3), FigureBlock(maps, told, open=2))
+    return Section("widths", title, figures=blocks, tables=(plan_table(data.plans),))
+
+
+def spectrum_section(data: ReportData) -> Section:
+    """Energies of a few sites with the water levels of the plans."""
+    title = "Spectrum and water level"
+    if isinstance(data.spectrum, Absent):
+        return Section("spectrum", title, (data.spectrum.reason,))
+    panels = spectrum_series(data.spectrum)
+    caption = (
+        f"Normalised energy w σ² of every channel in falling order under the recipe {data.spectrum.recipe}. A dashed "
+        "line is the water level of one plan over all unprotected layers together: a channel above it gets about "
+        "½ log₂(energy / level) bits, one below it none."
+    )
+    return Section("spectrum", title, figures=(FigureBlock((spectrum_figure(panels),), caption),))
+
+
+def bytes_section(data: ReportData) -> Section:
+    """What the cache of every plan takes by cause."""
+    title = "Bytes by cause"
+    if not data.plans:
+        return Section("bytes", title, (NO_PLANS,))
+    bars = [(context, bytes_series(data.plans, context)) for context in data.contexts]
+    caption = "Live cache of one sequence in percent of its float16 cache, with its size and compression ratio."
+    found = tuple(bytes_table(data.plans, context) for context in data.contexts)
+    return Section("bytes", title, figures=(FigureBlock((bytes_figure(bars),), caption),), tables=found)
+
+
+def memory_section(data: ReportData) -> Section:
+    """The byte law of every plan over the context, with what was measured."""
+    title = "Memory against context"
+    if not data.plans:
+        return Section("memory", title, (NO_PLANS,))
+    measured: dict[str, list[tuple[int, int]]] = {}
+    for result in data.memory:
+        if result.plan is not None:
+            measured.setdefault(result.plan, []).extend((r.context, r.bytes_live) for r in result.rows if r.batch == 1)
+    drawn = memory_figure(memory_series(data.plans, _CONTEXTS, measured))
+    rings = " Rings are measured." if any(plan.digest in measured for plan in data.plans) else ""
+    caption = (
+        f"Live bytes of one sequence by the byte law, a line per plan in the colour of its recipe.{rings} With the "
+        "context the share falls towards packed bits over 16."
+    )
+    return Section("memory", title, figures=(FigureBlock((drawn,), caption),))

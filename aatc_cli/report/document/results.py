@@ -1,0 +1,79 @@
+"""Sections of what a run may hold beside quality: answers, stability, speed, memory; and what is not shown."""
+
+from __future__ import annotations
+
+from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.report.blocks import Section
+from aatc_cli.report.data.run import ReportData
+from aatc_cli.report.series.quality import quality_groups, undrawn
+from aatc_cli.report.tables.results import memory_tables, speed_tables, stability_table
+from aatc_cli.report.tables.scores import answer_tables
+
+
+def answers_section(data: ReportData) -> Section | None:
+    """Scores of benchmarks by generation, a table per benchmark, protocol and context; None without any."""
+    if not data.answers:
+        return None
+    groups: dict[tuple[str, ...], list[BenchmarkResult]] = {}
+    for result in data.answers:
+        groups.setdefault(_place(result), []).append(result)
+    tables = []
+    for place in sorted(groups):
+        benchmark, model, _, dtype, device, versions = place
+        tables += answer_tables(f"{benchmark} with {model}, {dtype} on {device} ({versions})", groups[place])
+    text = "Scores in percent, by greedy generation. One table holds answers to the same prompts by the same model."
+    return Section("answers", "Answers", (text,), tables=tuple(tables))
+
+
+def _place(result: BenchmarkResult) -> tuple[str, ...]:
+    """What must be equal before two results of a benchmark stand in one table; prompts are compared part by part."""
+    versions = ", ".join(f"{n} {result.versions[n]}" for n in ("torch", "transformers") if n in result.versions)
+    return result.benchmark, result.model, result.model_fingerprint or "", result.dtype, result.device, versions
+
+
+def stability_section(data: ReportData) -> Section | None:
+    """How plans depend on what they were calibrated on; None where it was not measured."""
+    if not data.stability:
+        return None
+    text = (
+        "The same recipe and budget, calibrated on different Stats. Where the KL that a plan's own gradients predict "
+        "is far below what those of the other Stats predict for it, the plan fits its sample: more windows, or more "
+        "whiten --shrinkage, will help. A text on which the largest KL is far above the smallest asks for calibration "
+        "of its kind."
+    )
+    return Section("stability", "Stability of the calibration", (text,), tables=(stability_table(data.stability),))
+
+
+def speed_section(data: ReportData) -> Section | None:
+    """Times beside the model's own cache; None where nothing was timed."""
+    if not data.speed:
+        return None
+    text = (
+        "Medians over repeats, with the smallest and the largest; ratios are to the model's own cache or, of a "
+        "geometry alone, to the fastest attention on a bfloat16 cache. Bounds are of one call: its bytes at the rate "
+        "at which the reference reads, and what its bytes, unpacking and key matrix take at the rates measured on the "
+        "device, each alone. On a CPU only ratios mean anything."
+    )
+    return Section("speed", "Speed", (text,), tables=tuple(speed_tables(data.speed)))
+
+
+def measured_memory_section(data: ReportData) -> Section | None:
+    """Bytes that caches held and the most that was in use; None where it was not measured."""
+    if not data.memory:
+        return None
+    text = (
+        "Live bytes are the storages behind the cache, each counted once; the byte law foretells them. Peaks are of "
+        "the process on a CPU and of the device's allocator on a GPU."
+    )
+    return Section("measured-memory", "Measured memory", (text,), tables=tuple(memory_tables(data.memory)))
+
+
+def unshown_section(data: ReportData) -> Section | None:
+    """What the run holds and the report cannot show, each with its reason; None where everything is shown."""
+    found = undrawn(quality_groups(data.evaluations))
+    return Section("unshown", "Not in the figures", tuple(f"{reason}." for reason in found)) if found else None
+
+
+def tokens_section(data: ReportData) -> Section | None:
+    """KL token by token; None where it was not recorded."""
+    return None

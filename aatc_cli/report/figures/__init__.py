@@ -1,0 +1,1 @@
+"""Drawing: each function takes prepared series and returns one SVG element."""

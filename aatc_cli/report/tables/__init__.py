@@ -1,0 +1,1 @@
+"""Tables of the report; they know nothing of Markdown or HTML."""

@@ -1,0 +1,78 @@
+"""Tables of what is measured beside quality: memory, speed, and how plans depend on their calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aatc_cli.evals.memory import MemoryResult
+from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
+from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
+from aatc_cli.report.blocks import Table
+from aatc_cli.report.text import MISSING, number, size
+
+
+def memory_tables(results: Sequence[MemoryResult]) -> list[Table]:
+    """One table for every model and place that memory was measured in."""
+    tables = []
+    for place in dict.fromkeys((r.model, r.device, r.dtype, r.synthetic) for r in results):
+        mine = [r for r in results if (r.model, r.device, r.dtype, r.synthetic) == place]
+        tables.append(_memory_table(mine))
+    return tables
+
+
+def _memory_table(results: Sequence[MemoryResult]) -> Table:
+    names = [
+        *("plan", "packed bits", "context", "batch", "live", "byte law", "float16", "ratio"),
+        *("in use before", "peak", "own cache: in use before", "own cache: peak"),
+    ]
+    rows = [
+        [
+            result.method,
+            number(result.bits_packed),
+            str(row.context),
+            str(row.batch),
+            size(row.bytes_live),
+            size(row.bytes_predicted),
+            size(row.bytes_fp16),
+            f"{number(row.ratio)}x",
+            *(
+                MISSING if count is None else size(count)
+                for count in (row.base_bytes, row.peak_bytes, row.base_bytes_reference, row.peak_bytes_reference)
+            ),
+        ]
+        for result in results
+        for row in result.rows
+    ]
+    first = results[0]
+    kind = "random vectors and widths, no model" if first.synthetic else f"{first.dtype} model"
+    return _filled(f"Memory of {first.model} on {first.device} ({kind})", names, rows)
+
+
+def speed_tables(results: Sequence[SpeedResult]) -> list[Table]:
+    """One table for every model and device that anything was timed on, and one of memory where it was measured."""
+    tables = []
+    for model, device, absolute in dict.fromkeys((r.model, r.device, r.absolute) for r in results):
+        mine = [r for r in results if (r.model, r.device, r.absolute) == (model, device, absolute)]
+        tables.append(_of_columns(f"Speed of {model} on {device}", speed_columns(mine)))
+        if any(result.memory for result in mine):
+            tables.append(_of_columns(f"Memory in MB of decoding with {model} on {device}", memory_columns(mine)))
+    return tables
+
+
+def stability_table(results: Sequence[StabilityResult]) -> Table:
+    """KL of every plan by the Stats it was calibrated on, beside what their gradients predict."""
+    return Table.plain(
+        "KL by the Stats a plan was calibrated on, and its predictions", COLUMNS, stability_rows(results)
+    )
+
+
+def _of_columns(caption: str, content: Columns) -> Table:
+    columns, rows = content
+    return Table.plain(caption, tuple(columns), rows)
+
+
+def _filled(caption: str, columns: Sequence[str], rows: list[list[str]]) -> Table:
+    """Without the columns that nothing filled."""
+    kept = [i for i in range(len(columns)) if any(row[i] not in ("", MISSING) for row in rows)]
+    return Table.plain(caption, tuple(columns[i] for i in kept), [[row[i] for i in kept] for row in rows])

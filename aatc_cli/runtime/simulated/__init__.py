@@ -1,0 +1,1 @@
+"""Simulated caches: full vectors, replaced by what a codec gives back, for methods without a packed form."""

@@ -1,0 +1,329 @@
+"""The compressed cache of a whole model under ``generate``: batches, padding, beams, taking steps back.
+
+Rows of a batch that have cached equally many tokens share one store per layer; a left-padded batch is a few such
+groups. Padding is never stored, never a sink, and costs nothing. A prompt attends to itself exactly and is packed
+afterwards; every later token is stored first and attends then, as the window rule has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.attention import exact_attention
+from aatc_cli.models.cache_hooks import CacheCall
+from aatc_cli.runtime.batch import Fresh, Group, Step, alike, check_rows, new_tokens, starts_of
+from aatc_cli.runtime.sliding import SlidingStore
+from aatc_cli.runtime.spec import CacheSpec
+from aatc_cli.runtime.store import LayerView, Store, Tables
+
+# rotation tables of one forward pass that are kept for the next layers
+_TABLES = 64
+# causes of the byte law that are in the model's dtype
+_IN_FULL = ("sinks", "window", "sliding_layers")
+
+
+class CompressedState:
+    """The contents of one compressed cache; implements `models.compressed.CacheState`."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+        self.columns = 0
+        self.batch = -1
+        self.recording = False
+        self.refused = False
+        # a step that is captured once and replayed looks at nothing on the device: see `advance`
+        self.steady = False
+        self.groups: list[Group] = []
+        self._step: Step | None = None
+        self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every live tensor by name; without a recorded step they are all the bytes there are."""
+        return {
+            f"groups.{g}.layers.{layer}.{name}": tensor
+            for g, group in enumerate(self.groups)
+            for layer, store in enumerate(group.stores)
+            for name, tensor in store.tensors().items()
+        }
+
+    def bytes_live(self) -> int:
+        """Bytes allocated for tokens; raises `AatcError` of a simulated cache, whose tensors are not the method's."""
+        if self.spec.form.kind == "simulated":
+            raise AatcError("a simulated cache holds full vectors", "read its method's size off the plan: aatc inspect")
+        return sum(store.nbytes for group in self.groups for store in group.stores)
+
+    def bytes_predicted(self) -> int:
+        """What the byte law says, with all that is exact in the model's dtype; padding counts as nothing.
+
+        Raises `AatcError` where no byte law is known: of a simulated cache that was made from bare codecs.
+        """
+        if self.spec.layout is None:
+            raise AatcError("a simulated cache of bare codecs has no byte law", "attach a plan, whose size is known")
+        share = self.spec.dtype.itemsize / 2
+        total = 0.0
+        for group in self.groups:
+            parts = self.spec.layout.breakdown(group.length, len(group.rows))
+            total += sum(count * (share if cause in _IN_FULL else 1) for cause, count in parts.items())
+        return round(total)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the sequences ``rows``, in this order, repeats allowed."""
+        wanted: list[int] = rows.tolist()
+        self._step = None
+        if wanted == list(range(self.batch)):
+            return
+        groups = []
+        for group in self.groups:
+            place = {row: index for index, row in enumerate(group.rows)}
+            new = [index for index, row in enumerate(wanted) if row in place]
+            if new:
+                groups.append(group.select([place[wanted[index]] for index in new], new, self.spec))
+        self.groups, self.batch = groups, len(wanted)
+
+    def crop(self, count: int) -> None:
+        """Forget the ``count`` latest tokens of every sequence.
+
+        A recorded step is undone exactly, as if its last tokens had never come. Otherwise only tokens that are still
+        exact can go: those behind them stay packed. Raises `AatcError` when more is asked for, with nothing changed.
+        """
+        step, self._step = self._step, None
+        if count == 0:
+            return
+        if step is not None and step.before and all(count <= new for new in step.counts):
+            for group, new, before in zip(self.groups, step.counts, step.before, strict=True):
+                group.length -= count
+                for store, (keys, values) in zip(before, step.given, strict=True):
+                    kept = slice(step.width - new, step.width - count)
+                    store.append(keys[group.rows, kept], values[group.rows, kept])
+                group.stores = before
+        else:
+            room = min((group.length - self._least(group) for group in self.groups), default=0)
+            if count > room:
+                raise AatcError(
+                    f"cannot take back {count} tokens: only the latest {room} are still exact, the rest is packed",
+                    "copy the cache before the tokens you may want to take back, or begin a new one",
+                )
+            for group in self.groups:
+                group.length -= count
+                for store in group.stores:
+                    store.drop(count)
+        self.columns -= count
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.groups, self.columns, self.batch, self._step, self.refused = [], 0, -1, None, False
+
+    @torch.no_grad()
+    def attend(self, call: CacheCall) -> Tensor:
+        """Attention of one layer, whose new tokens enter the store. -> [B, Hq, q, D], zero at padding.
+
+        Raises `AatcError` for a key or value that is NaN or infinite, which spoils the cache: of a prompt at its layer,
+        of a single token when the last layer has come.
+        """
+        call = self._seen(call)
+        layer = call.site.place
+        if layer == 0:
+            self._begin(call)
+        step = self._step
+        assert step is not None
+        if self.recording:
+            for before, group in zip(step.before, self.groups, strict=True):
+                before.append(group.stores[layer].snapshot())
+            step.given.append((call.k_rows, call.v_rows))
+        if len(self.groups) == 1 and step.counts[0] == step.width:
+            out = self._attend_group(call, self.groups[0])
+        else:
+            out = torch.zeros_like(call.query)
+            for group, count in zip(self.groups, step.counts, strict=True):
+                if count:
+                    out[group.rows, :, step.width - count :] = self._attend_group(_part(call, group.rows, count), group)
+        if layer == len(self.spec.windows) - 1:
+            self._tables.clear()
+            self._check(step.fresh)
+            self._step = step if self.recording else None
+        return out
+
+    def take(self, call: CacheCall) -> None:
+        """Store one layer's new tokens as `attend` does, of a prompt whose attention is computed elsewhere."""
+        call = self._seen(call)
+        place = call.site.place
+        if place == 0:
+            self._begin(call)
+        step = self._step
+        assert step is not None
+        assert not self.recording
+        for group, count in zip(self.groups, step.counts, strict=True):
+            if count:
+                part = call if count == step.width and len(self.groups) == 1 else _part(call, group.rows, count)
+                self._note(step, part, group)
+                group.stores[place].append(part.k_rows, part.v_rows)
+        if place == len(self.spec.windows) - 1:
+            self._check(step.fresh)
+            self._step = None
+
+    def _attend_group(self, call: CacheCall, group: Group) -> Tensor:
+        store, count = group.stores[call.site.place], call.query.shape[2]
+        assert self._step is not None
+        self._note(self._step, call, group)
+        if isinstance(store, SlidingStore):
+            out = store.attend(call.query, self._view(call, group), (call.key, call.value))
+            store.append(call.k_rows, call.v_rows)
+            return out
+        lead = max(call.prompt, 1) if self.recording else count
+        parts = [self._attend_lead(call, group, store, lead)]
+        for place in range(lead, count):
+            store.append(call.k_rows[:, place : place + 1], call.v_rows[:, place : place + 1])
+            parts.append(self._attend_stored(call, group, store, place))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+    def _attend_lead(self, call: CacheCall, group: Group, store: Store, lead: int) -> Tensor:
+        """The first ``lead`` queries: a prompt, exact among itself, or one step."""
+        rows = (call.k_rows[:, :lead], call.v_rows[:, :lead])
+        if lead == 1 and store.tokens:
+            store.append(*rows)
+            return self._attend_stored(call, group, store, 0)
+        query, key, value = (x[:, :, :lead] for x in (call.query, call.key, call.value))
+        if store.tokens == 0:
+            out = exact_attention(call.site, query, key, value, call.scaling)
+        else:
+            out = store.attend(query, self._view(call, group), (key, value))
+        store.append(*rows)
+        return out
+
+    def _attend_stored(self, call: CacheCall, group: Group, store: Store, place: int) -> Tensor:
+        return store.attend(call.query[:, :, place : place + 1], self._view(call, group), None)
+
+    def _view(self, call: CacheCall, group: Group) -> LayerView:
+        """What the store of a layer is told about it."""
+        layer = call.site
+        return LayerView(
+            call.scaling,
+            self._rotation(call, group),
+            layer.rope if isinstance(layer, AttentionSite) else "none",
+            layer.sliding_window,
+            layer.sinks,
+            layer.softcap,
+            group.offset,
+            [store for store in group.stores if not isinstance(store, SlidingStore)],
+        )
+
+    def _seen(self, call: CacheCall) -> CacheCall:
+        """The call with the rows that the stores take."""
+        if self.spec.form.coordinates == "pre-rope" or not isinstance(call.site, AttentionSite):
+            return call
+        return replace(call, k_rows=call.key.transpose(1, 2).flatten(2))
+
+    def _rotation(self, call: CacheCall, group: Group) -> Tables:
+        def tables(first: int, count: int) -> tuple[Tensor, Tensor]:
+            name = (id(call.rotation), group.offset + first, count)
+            if name not in self._tables:
+                if len(self._tables) >= _TABLES:
+                    self._tables.pop(next(iter(self._tables)))
+                span = torch.arange(group.offset + first, group.offset + first + count, device=call.query.device)
+                # kept with tokens side by side, as packed keys are reconstructed
+                cos, sin = (table.T.contiguous().T for table in call.rotation(span))
+                self._tables[name] = cos, sin
+            return self._tables[name]
+
+        return tables
+
+    def _begin(self, call: CacheCall) -> None:
+        """Check the step against the cache and sort the rows into groups of equal length."""
+        if self.steady:
+            self._step = self._steady_step()
+            return
+        batch, width = call.query.shape[0], call.query.shape[2]
+        if self.batch == -1:
+            self.batch, self.groups = batch, [Group(list(range(batch)), 0, 0, self.spec.stores(batch))]
+        if batch != self.batch:
+            raise AatcError(
+                f"a batch of {batch} does not fit a cache of {self.batch} sequences", "begin a new cache for it"
+            )
+        if self.refused or any(store.tokens != group.length for group in self.groups for store in group.stores):
+            raise AatcError("an earlier forward pass through this cache was interrupted", "begin a new cache")
+        counts = new_tokens(self.groups, self.columns, call.mask, width)
+        starts = starts_of(call.positions, counts, width)
+        # group by group, rows that go on alike: nothing is changed before all of it is checked
+        parts = [alike(group, counts, starts) for group in self.groups]
+        self._check_limit(
+            [
+                group.length + new + offset
+                for group, part in zip(self.groups, parts, strict=True)
+                for new, offset in part
+            ]
+        )
+        groups: list[Group] = []
+        for group, part in zip(self.groups, parts, strict=True):
+            for (new, offset), places in part.items():
+                rows = [group.rows[place] for place in places]
+                piece = group if len(part) == 1 else group.select(places, rows, self.spec)
+                groups.append(replace(piece, offset=offset, length=piece.length + new))
+        self.groups, self.columns = groups, self.columns + width
+        news = [counts[group.rows[0]] for group in groups]
+        self._step = Step(width, news, [[] for _ in groups] if self.recording else [], [])
+        self._tables.clear()
+
+    def _steady_step(self) -> Step:
+        """The next single token of a batch of one length, with no look at the device."""
+        [group] = self.groups
+        group.length += 1
+        self.columns += 1
+        return Step(1, [1], [], [])
+
+    def _note(self, step: Step, call: CacheCall, group: Group) -> None:
+        """Look at the rows of a call: at once, or those of a single token later, with those of the other layers."""
+        if self.steady:
+            return
+        step.fresh.append(Fresh(call.site.place, group, call.k_rows, call.v_rows))
+        if call.query.shape[2] > 1:
+            self._check(step.fresh)
+
+    def _check(self, fresh: list[Fresh]) -> None:
+        try:
+            check_rows(fresh)
+            fresh.clear()
+        except AatcError:
+            self._step, self.refused = None, True
+            raise
+
+    def _check_limit(self, lengths: list[int]) -> None:
+        switch, before = self.spec.switch, max(group.offset + group.length for group in self.groups)
+        if switch is not None and 0 < before <= switch < max(lengths):
+            raise AatcError(
+                f"beyond {switch} tokens this model rotates with other frequencies: what it has cached would not fit",
+                "begin a new cache with a longer prompt, given in one forward pass",
+            )
+        if self.spec.limit is not None and max(lengths) > self.spec.limit:
+            raise AatcError(
+                f"{max(lengths)} tokens are more than the model's context of {self.spec.limit}",
+                "use a shorter prompt or fewer new tokens",
+            )
+
+    def _least(self, group: Group) -> int:
+        """Tokens that a crop without a recorded step must leave: none before anything is packed."""
+        return max(store.least for store in group.stores)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = type(self)(self.spec)
+        new.columns, new.batch, new.recording, new.refused = self.columns, self.batch, self.recording, self.refused
+        new.groups = [group.select(list(range(len(group.rows))), list(group.rows), self.spec) for group in self.groups]
+        return new
+
+
+def _part(call: CacheCall, rows: list[int], count: int) -> CacheCall:
+    """The same call for some rows and their last ``count`` tokens."""
+    skipped = call.query.shape[2] - count
+    heads = {name: getattr(call, name)[rows][:, :, skipped:] for name in ("query", "key", "value")}
+    return replace(
+        call,
+        **heads,
+        k_rows=call.k_rows[rows][:, skipped:],
+        v_rows=call.v_rows[rows][:, skipped:],
+        prompt=call.prompt - skipped,
+    )
