@@ -30,7 +30,7 @@ from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResul
 from aatc_cli.methods.fields import Protection
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import available, load_model_profile, load_recipe
-from aatc_cli.stages.inspecting.preflight import stats_bytes
+from aatc_cli.stages.inspecting.held import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -116,8 +116,7 @@ class Stats(Noun):
         """The accumulated sums of one layer; raises `ArtifactError` on shapes or values that they cannot have."""
         import torch
 
-        from aatc_cli.core.received import PROBES
-        from aatc_cli.core.received_bins import BINS
+        from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim

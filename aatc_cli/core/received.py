@@ -19,10 +19,9 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
-from aatc_cli.core.received_bins import BINS, EDGES, watched_lags
+from aatc_cli.core.received_bins import BINS, EDGES, PROBES, watched_lags
 from aatc_cli.core.tensor_cores import wide_products
 
-PROBES = 4
 _HOST = torch.device("cpu")
 # queries of a tile, and attention weights that a GPU may hold at once
 _TILE = 64

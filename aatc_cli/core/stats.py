@@ -11,8 +11,8 @@ from torch import Tensor
 
 from aatc_cli.config import Geometry
 from aatc_cli.core import Side
-from aatc_cli.core.received import PROBES, probe_sums, received_bins
-from aatc_cli.core.received_bins import BINS
+from aatc_cli.core.received import probe_sums, received_bins
+from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
 
 # parts of the tokens in which the products of queries are summed apart, where they divide them
