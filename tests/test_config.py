@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task, TokenTrace
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
@@ -107,6 +107,7 @@ METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours"
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
+TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
 EXAMPLES: list[BaseModel] = [
     Coding(key_axis="channel", group=32, outliers=0.01),
     Measurement(task="any", **WHERE),
@@ -114,6 +115,7 @@ EXAMPLES: list[BaseModel] = [
     MEMORY_ROW,
     SPEED_ROW,
     CHECK,
+    TRACE,
     BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
     MemoryResult(synthetic=True, rows=[MEMORY_ROW], **WHERE),
     SpeedResult(absolute=False, threads=1, repeats=3, steps=16, rows=[SPEED_ROW], checks=[CHECK], **WHERE),
@@ -157,6 +159,7 @@ EXAMPLES: list[BaseModel] = [
     IDENTITY,
     ENTRY,
     TEXT,
+    TRACE,
     ROW,
     STABILITY_ROW,
     STUDY_ROW,
@@ -215,6 +218,7 @@ EXAMPLES: list[BaseModel] = [
         flush=4,
         kl_mean=0.125,
         class_shares=[0.5, 0.5],
+        traces=[TRACE],
         distortion=[ROW],
         seconds=1.5,
         device="cpu",

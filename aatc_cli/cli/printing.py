@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import TypeVar
-
-import typer
 
 from aatc_cli.artifacts.evaluation import Evaluation, Measurement
 from aatc_cli.console import print_json, print_table
@@ -15,7 +12,6 @@ from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
-from aatc_cli.stages.inspecting.facts import Inspection
 from aatc_cli.stages.result_tables import (
     Rows,
     benchmark_table,
@@ -26,23 +22,6 @@ from aatc_cli.stages.result_tables import (
 )
 
 M = TypeVar("M", bound=Measurement)
-
-
-def print_artifact(path: Path, digest: str, json: bool) -> None:
-    """Where an artifact was written, and its digest."""
-    if json:
-        print_json({"path": str(path), "digest": digest})
-    else:
-        typer.echo(f"{path} {digest}")
-
-
-def print_inspection(inspection: Inspection, json: bool) -> None:
-    """The facts of an inspection."""
-    if json:
-        print_json(inspection.data)
-        return
-    for table in inspection.tables:
-        print_table(table.title, table.columns, table.rows)
 
 
 def print_evaluations(results: list[Evaluation], json: bool) -> None:

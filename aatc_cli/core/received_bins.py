@@ -12,6 +12,8 @@ _ROOT_TWO = 1.4142135623730951  # a constant, so that thresholds do not depend o
 # signs z with which the gradients of a bin are multiplied
 PROBES = 4
 BINS = 2 * (_OCTAVES[1] - _OCTAVES[0])
+# fixed signs that gradients of the tokens in a bin are multiplied with
+PROBES = 4
 _STEPS = np.arange(1, BINS)
 # edges between the bins, rising, two to an octave; a bin holds its lower edge
 EDGES: NDArray[np.float64] = np.ldexp(np.array((1.0, _ROOT_TWO))[_STEPS % 2], _OCTAVES[0] + _STEPS // 2)

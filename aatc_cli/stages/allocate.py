@@ -16,7 +16,7 @@ from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.allocators.one_width import width_of
-from aatc_cli.methods.axes import Choices, MethodTables
+from aatc_cli.methods.choices import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
@@ -34,17 +34,32 @@ class Difference:
     derived: int
 
 
+@dataclass(frozen=True)
+class Unmet:
+    """A plan that no allocation gives, by its name, and why."""
+
+    name: str
+    error: AatcError
+
+
 def allocate(
-    run: Run, recipe: Recipe, budgets: list[Budget], *, transform: Path | None = None, force: bool = False
+    run: Run,
+    recipe: Recipe,
+    budgets: list[Budget],
+    *,
+    transform: Path | None = None,
+    force: bool = False,
+    unmet: list[Unmet] | None = None,
 ) -> list[Plan]:
     """Make one Plan per budget from the run's Transform (or the one at ``transform``).
 
-    Raises `AatcError` when a budget cannot be met, `SettingsMismatchError` when a plan exists with other settings.
+    Raises `SettingsMismatchError` when a plan exists with other settings, and `AatcError` when a budget cannot be met,
+    unless those are gathered in ``unmet``.
     """
     if recipe.choices.allocator.nothing:
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
-    made_from = _transform_for(recipe, transform or run.transform(recipe.transform_name))
+    made_from = transform_for(recipe, transform or run.transform(recipe.transform_name))
     with run.lock():
         energies: Energies | None = None
         plans = []
@@ -54,14 +69,20 @@ def allocate(
                 say(f"allocate: inputs unchanged, nothing to do ({target})")
             else:
                 energies = energies if energies is not None else made_from.energies()
-                derived = derive(made_from, energies, recipe, budget)
+                try:
+                    derived = derive(made_from, energies, recipe, budget)
+                except AatcError as error:
+                    if unmet is None:
+                        raise
+                    unmet.append(Unmet(f"{recipe.name} {budget.label}", error))
+                    continue
                 manifest = Plan.write(target, made_from, recipe, budget, *derived)
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
             plans.append(Plan.open(target))
     return plans
 
 
-def _transform_for(recipe: Recipe, place: Path) -> Transform:
+def transform_for(recipe: Recipe, place: Path) -> Transform:
     """The Transform at ``place``, of the kind, the head groups and the tables that the recipe asks for."""
     command = _whiten_command(recipe)
     if not place.exists():

@@ -21,7 +21,7 @@ from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import ModelSource, Tokenizer, identify, load_config, load_model, load_tokenizer
 from aatc_cli.stages.benchmark import Ledger
-from aatc_cli.stages.ruler import contender_of
+from aatc_cli.stages.ruler import session_of
 
 Benchmark = Literal["gsm8k", "mmlu-pro", "math-500", "longbench"]
 _METRICS = {"gsm8k": "flexible-extract", "mmlu-pro": "exact_match", "math-500": "math_verify"}
@@ -84,7 +84,7 @@ def harness(
                 with working(f"loading {source.name}"):
                     model = load_model(source, device=options.device, dtype=options.dtype)
             if subject.name not in contenders:
-                contenders[subject.name] = contender_of(subject, model, options.device)
+                contenders[subject.name] = session_of(subject, model)
             row = _row(job, model, tokenizer, contenders[subject.name], settings.chat, batch)
             ledger.add(subject, row, what)
     ledger.leave_out(subjects, left_out)

@@ -27,7 +27,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
     if path.is_file():
         return _inspect_result(path)
     if not (path / MANIFEST).is_file():
-        return inspect_run(Run(path))
+        return inspect_run(Run(path), context)
     kind = read_manifest(path).kind
     if kind == "plan":
         return inspect_plan(Plan.open(path), context)
@@ -35,7 +35,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 
 def _inspect_result(path: Path) -> Inspection:
-    # results of all tasks are known there, and what measured them is imported with them
+    # results of evaluations are read with what made them; other views do without torch
     from aatc_cli.stages.result_tables import read_result, result_table
 
     result = read_result(path)

@@ -33,7 +33,9 @@ from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.stopwatch import clock
-from aatc_cli.stages.whiten import Wanted, whiten, whiten_layer
+from aatc_cli.stages.whiten import Wanted, whiten
+from aatc_cli.stages.whitening import whiten_layer
+from aatc_cli.text.windows import Windows
 
 # rotary base of Llama 3.1
 _THETA = 500_000.0
@@ -92,7 +94,8 @@ class OfflineBench:
             geometry=self.geometry,
         )
         how = {"dtype": str(self.model.dtype).removeprefix("torch."), "device": str(self.device)}
-        return CollectJob(settings, identity, [], attention_sites(self.model), str(self.device), how)
+        drawn = Windows(windows.cpu(), [], nothing)
+        return CollectJob(settings, identity, drawn, None, attention_sites(self.model), str(self.device), how)
 
     @torch.no_grad()
     def forward(self, windows: Tensor, batch: int) -> float:

@@ -282,6 +282,7 @@ def test_csv_and_json_hold_every_evaluation(made: tuple[Run, list[Evaluation], R
             "kl_windows",
             "nll_windows",
             "nll_reference_windows",
+            "traces",
         }:
             value = getattr(e, field)
             read = row[field]

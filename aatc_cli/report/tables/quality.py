@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.series.compare import Difference
 from aatc_cli.report.series.quality import QualityGroup, QualityRow
-from aatc_cli.report.text import MISSING, number, percent_with_error, signed, spread
+from aatc_cli.report.series.samples import nll_change
+from aatc_cli.report.text import MISSING, change, number, percent_with_error, spread
 
 _BEHIND = "KL above the best"
 
@@ -38,7 +39,8 @@ def quality_table(group: QualityGroup, digests: Iterable[str], apart: tuple[str,
 
 def _quality_cells(row: QualityRow, behind: Difference | None, *, strong: bool, stale: bool) -> dict[str, Cell]:
     e = row.any
-    nll, reference = row.value("nll"), row.value("nll_reference")
+    nll = row.value("nll")
+    changes = [found for e in row.evaluations if (found := nll_change(e))[0] is not None]
     perplexity = spread(row.value("perplexity"), row.value("perplexity_stderr"))
     texts = {
         "recipe": row.label + (" †" if stale else ""),
@@ -49,7 +51,7 @@ def _quality_cells(row: QualityRow, behind: Difference | None, *, strong: bool, 
         "KL p99": number(row.value("kl_p99")),
         "top-1": percent_with_error(row.value("top1"), row.value("top1_stderr")),
         "NLL (nats)": spread(nll, row.value("nll_stderr")),
-        "ΔNLL": signed(None if nll is None or reference is None else nll - reference),
+        "ΔNLL": change(*(changes[0] if changes else (None, None))),
         "perplexity": perplexity,
         f"bits at {e.context} tokens": number(e.bits_at_context),
         f"ratio at {e.context} tokens": f"{number(e.ratio)}x",

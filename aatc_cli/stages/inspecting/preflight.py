@@ -12,7 +12,7 @@ from torch import nn
 
 from aatc_cli.config import Geometry
 from aatc_cli.profiles import ModelProfile
-from aatc_cli.stages.inspecting.held import ROWS, stats_bytes
+from aatc_cli.stages.inspecting.stats_size import ROWS, stats_bytes
 
 # what collect takes without a profile
 SAMPLES, LENGTH = 32, 1024

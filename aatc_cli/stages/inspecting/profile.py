@@ -8,7 +8,7 @@ from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.inspecting.facts import Inspection, Table, layout_table
-from aatc_cli.stages.inspecting.held import ROWS, stats_bytes
+from aatc_cli.stages.inspecting.stats_size import ROWS, stats_bytes
 
 
 def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:

@@ -1,11 +1,11 @@
-"""Memory that the statistics of collect take, from the shape of a model alone."""
+"""Size of the statistics that collect holds and writes, from a geometry alone."""
 
 from __future__ import annotations
 
 from aatc_cli.config import Geometry
 from aatc_cli.core.received_bins import BINS, PROBES
 
-# rows that collect keeps of every layer
+# rows that collect keeps per layer unless told otherwise
 ROWS = 4096
 
 
