@@ -245,8 +245,8 @@ def open_artifact(path: Path, kind: Kind) -> Artifact:
         raise damaged(path, kind, f"{TENSORS} is missing or not a regular file")
     # before it is opened: a file of holes may claim more than the memory
     size, least = data.stat().st_size, sum(_bytes(path, kind, entry) for entry in manifest.tensors.values())
-    if not least < size < least + _LARGEST_HEADER:
-        raise damaged(path, kind, f"{TENSORS} has {size:,} bytes, and its tensors take {least:,}")
+    if size > least + _LARGEST_HEADER:
+        raise damaged(path, kind, f"{TENSORS} cannot be read: of its {size:,} bytes tensors take {least:,}")
     try:
         with safe_open(data, framework="numpy") as handle:
             names = set(handle.keys())
