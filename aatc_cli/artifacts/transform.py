@@ -26,7 +26,7 @@ from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.core import SIDES, Side
-from aatc_cli.methods.axes import Choices, MethodTables
+from aatc_cli.methods.choices import Choices, MethodTables
 from aatc_cli.methods.registry import names, table_names
 from aatc_cli.profiles import dump, explain
 

@@ -7,12 +7,19 @@ from typing import Any, Self
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from aatc_cli.config import HeadGroups
-from aatc_cli.methods.axes import Choice, Choices
+from aatc_cli.methods.choices import Choices
 from aatc_cli.methods.fields import GroupChoice, RecipeFields, chosen_groups
-from aatc_cli.methods.registry import ALLOCATORS, AXES, CLASSES, QUANTIZERS, TRANSFORMS, WEIGHTS, Axis, names
-
-# fields that name a choice, in the order in which what does not fit is said
-_CHOSEN: tuple[Axis, ...] = ("quantizer", "allocator", "transform", "key_weight", "value_weight")
+from aatc_cli.methods.registry import (
+    AXES,
+    CLASSES,
+    allocator_of,
+    classes_told_by,
+    curve_of,
+    names,
+    quantizer_of,
+    transform_of,
+    weight_of,
+)
 
 
 class Recipe(RecipeFields):
@@ -54,8 +61,7 @@ class Recipe(RecipeFields):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
-        chosen: list[tuple[str, Choice]] = [(axis, _choice(axis, getattr(self, axis))) for axis in _CHOSEN]
-        for axis, choice in [*chosen, ("tokens", self.choices.classes)]:
+        for axis, choice in self.choices.by_axis:
             for other, wanted in choice.goes_with.items():
                 allowed = _expanded(other, wanted)
                 if getattr(self, other) not in allowed:
@@ -85,16 +91,15 @@ class Recipe(RecipeFields):
     @property
     def choices(self) -> Choices:
         """The objects of its choices: what it decides is asked of them."""
-        told = type(self.tokens) if self.tokens is not None else None
         return Choices(
             self,
-            _of(TRANSFORMS, self.transform),
-            _of(WEIGHTS, self.key_weight),
-            _of(WEIGHTS, self.value_weight),
-            _of(ALLOCATORS, self.allocator),
-            _of(QUANTIZERS, self.quantizer),
-            next(choice for choice in CLASSES if choice.told_by() is told),
-            next(quantizer for quantizer in QUANTIZERS if quantizer.curve == self.curve),
+            transform_of(self.transform),
+            weight_of(self.key_weight),
+            weight_of(self.value_weight),
+            allocator_of(self.allocator),
+            quantizer_of(self.quantizer),
+            classes_told_by(None if self.tokens is None else type(self.tokens)),
+            curve_of(self.curve),
         )
 
     @property
@@ -116,14 +121,6 @@ def transform_name(kind: str, keys: GroupChoice, values: GroupChoice, tables: tu
     """Folder name of a Transform: its kind, tables made for a quantizer, head groups that are not the profile's."""
     groups = (("keys", keys), ("values", values))
     return "-".join([kind, *tables, *(f"{side}-{choice}" for side, choice in groups if choice != "profile")])
-
-
-def _of(choices: Any, name: str) -> Any:
-    return next(choice for choice in choices if choice.name == name)
-
-
-def _choice(axis: Axis, name: str) -> Choice:
-    return next(choice for choice in AXES[axis] if choice.name == name)
 
 
 def _expanded(field: str, wanted: tuple[str, ...]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from aatc_cli.methods.allocators.block_dp import BlockDp
 from aatc_cli.methods.allocators.nothing import Nothing
@@ -14,7 +14,8 @@ from aatc_cli.methods.allocators.profile import GlobalProfile
 from aatc_cli.methods.allocators.rank import Rank
 from aatc_cli.methods.allocators.uniform import Uniform
 from aatc_cli.methods.allocators.waterfill import Waterfill
-from aatc_cli.methods.axes import Allocator, Choice, Classes, Quantizer, TableMaker, Transform, Weight
+from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
+from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.received import Received
 from aatc_cli.methods.quantizers.block_max import BlockMax
@@ -40,6 +41,9 @@ from aatc_cli.methods.weights.fisher import Fisher
 from aatc_cli.methods.weights.none import NoWeight
 from aatc_cli.methods.weights.output import OutputNorm
 from aatc_cli.methods.weights.query import QueryEnergy
+
+if TYPE_CHECKING:
+    from aatc_cli.config import Settings
 
 T = TypeVar("T", bound=Choice)
 Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve"]
@@ -95,9 +99,29 @@ def transform_of(name: str) -> Transform:
     return _named(TRANSFORMS, name)
 
 
+def weight_of(name: str) -> Weight:
+    """The weight of a name; raises `KeyError` for one that there is not."""
+    return _named(WEIGHTS, name)
+
+
+def allocator_of(name: str) -> Allocator:
+    """The allocator of a name; raises `KeyError` for one that there is not."""
+    return _named(ALLOCATORS, name)
+
+
 def quantizer_of(name: str) -> Quantizer:
     """The quantizer of a name; raises `KeyError` for one that there is not."""
     return _named(QUANTIZERS, name)
+
+
+def classes_told_by(table: type[Settings] | None) -> Classes:
+    """The classes that a recipe's table ``[tokens]`` of this model tells apart; None: it has no table."""
+    return next(choice for choice in CLASSES if choice.told_by() is table)
+
+
+def curve_of(name: str) -> Quantizer:
+    """The quantizer whose distortion curve has this name."""
+    return next(quantizer for quantizer in QUANTIZERS if quantizer.curve == name)
 
 
 def table_makers(transform: str, asked: Sequence[str] = ()) -> list[TableMaker]:

@@ -16,7 +16,7 @@ from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.allocators.one_width import width_of
-from aatc_cli.methods.axes import Choices, MethodTables
+from aatc_cli.methods.choices import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel

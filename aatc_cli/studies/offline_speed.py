@@ -33,7 +33,8 @@ from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.stopwatch import clock
-from aatc_cli.stages.whiten import Wanted, whiten, whiten_layer
+from aatc_cli.stages.whiten import Wanted, whiten
+from aatc_cli.stages.whitening import whiten_layer
 from aatc_cli.text.windows import Windows
 
 # rotary base of Llama 3.1

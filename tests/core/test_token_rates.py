@@ -20,7 +20,7 @@ from aatc_cli.core.received_bins import BINS
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.token_classes import TokenClasses, token_classes
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.axes import MethodTables
+from aatc_cli.methods.choices import MethodTables
 from aatc_cli.profiles import load_recipe
 
 RECIPE = load_recipe("loss-aware-tokens")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +378,45 @@ def test_the_loss_metric_is_shrunk_towards_its_diagonal(
         gram = scaled @ scaled.mT
         off = gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))
         assert float(off.abs().max()) < 1e-3 * float(gram.max())
+
+
+def test_what_a_recipe_needs(aatc: Any, refuses: Any, with_gradients: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    """Kind, head groups and tables of a quantizer by its name, and the command that `allocate` names."""
+    run = with_gradients(tmp_path, tiny_llama)
+    command = ("allocate", "--run", run.root, "--recipe", "kvquant", "--budget", 2)
+    missing = refuses(*command, says=("there is no transform at",), folder=run.root)
+    assert "aatc whiten --recipe kvquant" in missing.err
+    folders = {"kvquant": "identity-nonuniform-outlier", "ratequant": "hadamard-keys-per-head-values-per-head"}
+    for recipe, folder in folders.items():
+        assert aatc("whiten", "--run", run.root, "--recipe", recipe).code == 0
+        settings = open_artifact(run.root / "transforms" / folder, "transform").manifest.settings
+        assert settings.get("tables") == (["nonuniform-outlier"] if recipe == "kvquant" else None)
+        assert aatc("allocate", "--run", run.root, "--recipe", recipe, "--budget", 2).code == 0
+    assert aatc("whiten", "--run", run.root, "--transform", "identity").code == 0
+    plain = run.root / "transforms" / "identity"
+    command = ("allocate", "--run", run.root, "--recipe", "kvquant", "--budget", 3, "--transform", plain)
+    refuses(*command, says=("needs the tables of nonuniform-outlier",), folder=run.root, code=2)
+    command = ("whiten", "--run", run.root, "--recipe", "kvquant", "--transform", "metric")
+    refuses(*command, says=("--recipe says which transform",), folder=run.root, code=2)
+
+
+def test_nothing_to_do_loads_no_torch(base_run: Path, tmp_path: Path) -> None:
+    """A second's work at most: the artifacts are looked at, and nothing that computes is imported."""
+    shutil.copytree(base_run, tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from aatc_cli.artifacts.run import Run\n"
+        "from aatc_cli.config import make_budget\n"
+        "from aatc_cli.profiles import load_recipe\n"
+        "from aatc_cli.stages.allocate import allocate, check\n"
+        "from aatc_cli.stages.whiten import whiten\n"
+        f"run = Run(Path({str(tmp_path / 'run')!r}))\n"
+        "whiten(run, transform_stats=run.stats(), rate_stats=run.stats())\n"
+        "plan = allocate(run, load_recipe('paper'), [make_budget(bits=3.0)])[0]\n"
+        "assert check(plan) == []\n"
+        "allocate(run, load_recipe('var-only'), [make_budget(bits=3.0)])\n"
+        "print('loaded:', sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("nothing to do") == 2
+    assert done.stdout == "loaded: []\n"

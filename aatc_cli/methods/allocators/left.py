@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Energies, Ints
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
 
 
 def exponential_left(choices: Choices, energies: Energies, bits: Sequence[Mapping[Side, Ints]]) -> dict[Side, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aatc_cli.methods.axes import Allocator, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Allocator
 
 
 class Nothing(Allocator):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.allocators.left import exponential_left
-from aatc_cli.methods.axes import Allocator
+from aatc_cli.methods.choices import Allocator
 
 if TYPE_CHECKING:
     from aatc_cli.config import HeadGroups
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies, Ints
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Allocator, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Allocator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies, Floats, Ints, SiteEnergy
     from aatc_cli.core.stats import LayerStats
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Tensors
 

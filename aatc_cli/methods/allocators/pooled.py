@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Allocator
+from aatc_cli.methods.choices import Allocator
 
 if TYPE_CHECKING:
     from aatc_cli.config import HeadGroups
     from aatc_cli.core.allocate import Allocation, Energies, Floats, Ints
     from aatc_cli.core.filling import Filling
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
 
 
 class Pooled(Allocator):

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.allocators.left import exponential_left
-from aatc_cli.methods.axes import Allocator, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Allocator
 
 if TYPE_CHECKING:
     from aatc_cli.config import HeadGroups
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies, Ints, SiteEnergy
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Site
 

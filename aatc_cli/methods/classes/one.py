@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Classes
+from aatc_cli.methods.choices import Classes
 
 if TYPE_CHECKING:
     from aatc_cli.config import Geometry, HeadGroups
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies
     from aatc_cli.core.layout import CacheLayout
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.sites import PlannedWidths
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Classes, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Classes
 
 if TYPE_CHECKING:
     from aatc_cli.config import Geometry, HeadGroups, Settings
     from aatc_cli.core.allocate import Allocation, Energies
     from aatc_cli.core.layout import CacheLayout
     from aatc_cli.core.token_classes import TokenClasses
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import PlannedWidths, Tensors
 

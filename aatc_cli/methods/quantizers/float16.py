@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Quantizer, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Quantizer
 
 if TYPE_CHECKING:
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.sites import Site
 
 

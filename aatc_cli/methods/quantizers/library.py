@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aatc_cli.methods.axes import Quantizer, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Quantizer
 
 if TYPE_CHECKING:
     from aatc_cli.config import Geometry, HeadGroups
     from aatc_cli.core.layout import Widths
     from aatc_cli.core.overheads import Overheads
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.sites import Library, Site
 
 GROUP = 64

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aatc_cli.config import Geometry, HeadGroups
     from aatc_cli.core.layout import Widths
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
 
 
 def matrix_bytes(choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths) -> dict[str, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from aatc_cli.methods.axes import Quantizer, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Quantizer
 
 if TYPE_CHECKING:
     from aatc_cli.core.codec import TransformCodec
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.sites import Site
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aatc_cli.methods.axes import Quantizer, together
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Quantizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.layout import Widths
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.core.stats import LayerStats
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.sites import Site
 
 # widths for which signposts are placed, and the share of values that KVQuant leaves to its sparse part

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.layout import Widths
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.core.stats import LayerStats
-    from aatc_cli.methods.axes import Choices
+    from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Site
 
