@@ -73,11 +73,12 @@ def test_help_loads_the_command_line_alone(arguments: list[str]) -> None:
     assert heavy & {name.split(".")[0] for name in modules} == set()
     # what it costs on any machine: some 60 of them are there when Python begins
     assert arguments != ["--help"] or len(modules) < 460
-    # choices of options are names of methods
+    # choices of options are names of methods, and sub-commands those of tasks
     assert {name.split(".")[1] for name in modules if name.startswith("aatc_cli.")} <= {
         "__main__",
         "cli",
         "errors",
+        "evals",
         "methods",
     }
 
