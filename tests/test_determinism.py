@@ -21,13 +21,12 @@ from aatc_cli.core import allocate as allocation
 from aatc_cli.core import transform
 from aatc_cli.core.transform import canonical_basis, loss_metric, whitening
 from aatc_cli.core.weights import latent_variance, quadratic_weights
-from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.whiten import Wanted, whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
@@ -160,7 +159,7 @@ def test_stats_and_transforms_of_other_threads_agree(
 
 
 def test_the_pipeline_has_no_operation_without_a_deterministic_form(
-    run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
+    measured: Any, run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """Collect with gradients, every transform, plans, three tasks and a packed cache; the same digests as without."""
     with deterministic():
@@ -172,8 +171,7 @@ def test_the_pipeline_has_no_operation_without_a_deterministic_form(
                 Subject(load_recipe(name), allocate(strict, load_recipe(name), [make_budget(bits=BUDGETS[name])])[0])
                 for name in (("paper", "loss-aware", "kvtc", "turboquant") if task == "kl" else ("paper",))
             ]
-            settings = EvalSettings(task=task, length=224, limit=1, first=160)
-            evaluate(strict, find_model(str(tiny_llama)), subjects, [str(corpus)], settings, EvalOptions())
+            measured(task, strict, tiny_llama, subjects, text=[corpus], length=224, limit=1, first=160)
         (plan,) = allocate(strict, load_recipe("paper"), [make_budget(bits=3.0)])
         model = load_model(find_model(str(tiny_llama)))
         ids = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
