@@ -14,7 +14,6 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES
-from aatc_cli.evals.reading import result_tables
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.inspecting.run import inspect_run
@@ -37,7 +36,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 def _inspect_result(path: Path) -> Inspection:
     # results of evaluations are read with what made them; other views do without torch
-    from aatc_cli.stages.result_tables import read_result
+    from aatc_cli.evals.reading import read_result, result_tables
 
     result = read_result(path)
     data = result.model_dump(mode="json")

@@ -144,7 +144,7 @@ def test_budgets_of_plans_that_are_not_there(refuses: Any, run_folder: Path, tin
         ("allocate --check x --budget 2", "--check takes recipe and budget from the plan"),
         ("allocate --check x --ratio 0", "--check takes recipe"),
         ("allocate --check x --recipe paper", "--check takes"),
-        ("inspect a b", "b"),
+        ("inspect a b c", "c"),
         ("inspect --run", "--run"),
     ],
 )

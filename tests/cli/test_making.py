@@ -41,7 +41,7 @@ def test_plans_by_a_pattern(aatc: Any, refuses: Any, run_folder: Path) -> None:
     for named in (plans, [run_folder / "plans" / "*"]):
         outcome = aatc("allocate", "--check", *named, "--json")
         assert outcome.code == 0, outcome.err
-        assert [Path(fact["plan"]) for fact in outcome.json] == plans
+        assert [Path(fact["path"]) for fact in outcome.json] == plans
         assert all(fact["identical"] for fact in outcome.json)
     refuses("allocate", "--check", run_folder / "x*", says=("nothing matches",), folder=run_folder, code=2)
 
