@@ -61,8 +61,8 @@ class BenchmarkResult(Measurement):
 def indistinguishable(row: BenchmarkRow, reference: BenchmarkRow) -> bool | None:
     """Whether a score cannot be told from the reference's; None where no error is known.
 
-    Answer by answer at 95 % where both had the same prompts (`core.compare`). Else by two standard errors, the larger of
-    both: the criterion of the paper's Table "main results", which does not say whose error it is.
+    Answer by answer at 95 % where both had the same prompts (`core.compare`). Else by two standard errors, the larger
+    of both: the criterion of the paper's Table "main results", which does not say whose error it is.
     """
     from aatc_cli.core.compare import Figure, tied
 
