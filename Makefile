@@ -81,7 +81,7 @@ docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
 
 golden: install ## Write the golden files of the tests anew
-	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py tests/test_golden.py
+	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/methods/test_allocate_recipes.py tests/test_golden.py
 
 golden-check: ## Derive the committed plans anew from their Transforms and fail on any difference
 	@$(AATC) allocate --check $(GOLDEN)/plans/*
