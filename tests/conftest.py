@@ -212,14 +212,14 @@ def base_run(tiny_llama, corpus, tmp_path_factory) -> Path:
     from aatc_cli.profiles import TextMixture, load_recipe
     from aatc_cli.stages.allocate import allocate
     from aatc_cli.stages.collect import CollectOptions, collect
-    from aatc_cli.stages.whiten import whiten
+    from aatc_cli.stages.whiten import Wanted, whiten
 
     run = Run(tmp_path_factory.mktemp("base") / "run")
     settings = CollectSettings(samples=8, length=64, rows=256)
     mixture = TextMixture(sources=[str(corpus)], samples=8, length=64)
     collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
     for kind in ("whiten", "identity"):
-        whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform=kind)
+        whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted(transform=kind))
     allocate(run, load_recipe("paper"), [make_budget(bits=3.0)])
     return run.root
 

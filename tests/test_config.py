@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task
+from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, Measurement, Task, TokenTrace
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, TextRecord
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
@@ -20,7 +20,9 @@ from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
 from aatc_cli.evals.stability import StabilityResult, StabilityRow
-from aatc_cli.methods.recipe import Coding, Protection, Recipe, TokenRates
+from aatc_cli.methods.fields import Coding, Protection, RecipeFields
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.methods.token_rates import TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.data.published import Published, PublishedRow
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
@@ -105,6 +107,7 @@ METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours"
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
+TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
 EXAMPLES: list[BaseModel] = [
     Coding(key_axis="channel", group=32, outliers=0.01),
     Measurement(task="any", **WHERE),
@@ -112,6 +115,7 @@ EXAMPLES: list[BaseModel] = [
     MEMORY_ROW,
     SPEED_ROW,
     CHECK,
+    TRACE,
     BenchmarkResult(benchmark="ruler", rows=[SCORE], left_out={"qa_1": "no file"}, **WHERE),
     MemoryResult(synthetic=True, rows=[MEMORY_ROW], **WHERE),
     SpeedResult(absolute=False, threads=1, repeats=3, steps=16, rows=[SPEED_ROW], checks=[CHECK], **WHERE),
@@ -213,6 +217,7 @@ EXAMPLES: list[BaseModel] = [
         flush=4,
         kl_mean=0.125,
         class_shares=[0.5, 0.5],
+        traces=[TRACE],
         distortion=[ROW],
         seconds=1.5,
         device="cpu",
@@ -238,7 +243,8 @@ def test_json_round_trip(example: BaseModel) -> None:
 
 
 def test_every_settings_model_has_an_example() -> None:
-    assert subclasses(Settings) <= {type(example) for example in EXAMPLES}
+    """Of `RecipeFields` the example is `Recipe`, which checks its fields."""
+    assert subclasses(Settings) - {RecipeFields} <= {type(example) for example in EXAMPLES}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: type(e).__name__)
@@ -306,8 +312,8 @@ def test_labels(budget: Budget, label: str) -> None:
         (Budget, {"unit": "nibbles", "value": 2.0, "context": None}, "'bits', 'ratio' or 'bytes'"),
         (Recipe, {"min_bits": 9, "max_bits": 8}, "min_bits (9) exceeds max_bits (8)"),
         (Recipe, {"max_bits": 17}, "less than or equal to 16"),
-        (Recipe, {"quantizer": "float16"}, "go together"),
-        (Recipe, {"allocator": "none"}, "go together"),
+        (Recipe, {"quantizer": "float16"}, 'quantizer "float16" goes with allocator "none"'),
+        (Recipe, {"allocator": "none"}, 'goes with allocator "waterfill" or "per-layer"'),
         (Recipe, {"normalize_percentile": 0.0}, "greater than 0"),
         (Recipe, {"name": "../x"}, "match pattern"),
         (Recipe, {"name": ""}, "match pattern"),

@@ -28,7 +28,7 @@ from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
 BUDGETS = {
@@ -82,14 +82,7 @@ def whitened(run: Run, stats: Path) -> Run:
     for name in BUDGETS:
         recipe = load_recipe(name)
         if not run.transform(recipe.transform_name).exists():
-            whiten(
-                run,
-                transform_stats=stats,
-                rate_stats=stats,
-                transform=recipe.transform,
-                key_groups=recipe.key_groups,
-                value_groups=recipe.value_groups,
-            )
+            whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted.by(recipe))
     return run
 
 

@@ -27,16 +27,17 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.evals.memory import MemoryResult, MemoryRow
 from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import available, load_model_profile, load_recipe
-from aatc_cli.stages.inspecting.preflight import stats_bytes
+from aatc_cli.stages.inspecting.stats_size import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "list", "doctor")
+COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "pick", "export", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")
@@ -182,7 +183,7 @@ def test_the_example_of_a_ci_job():
     commands = [arguments for script in scripts for arguments in aatc_commands(script)]
     for arguments in commands:
         parse(arguments)
-    assert [arguments[0] for arguments in commands].count("allocate") == 3
+    assert [arguments[0] for arguments in commands].count("allocate") == 4
     for script in scripts:
         plain = re.sub(r"^\$ ", "", script, flags=re.M)
         assert subprocess.run(["sh", "-n"], input=plain, text=True, check=False).returncode == 0, script

@@ -36,7 +36,7 @@ SIDES = {
     20: 3,
 }
 NODE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(\[[^`]*\])?`")
-HEADINGS = ("Crashes", "Corruption", "Numerics", "Determinism", "Long run", "Command line", "Cases")
+HEADINGS = ("Crashes", "Corruption", "Numerics", "Wrong numbers", "Determinism", "Long run", "Command line", "Cases")
 
 
 @cache

@@ -153,9 +153,19 @@ class Artifact:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A tensor of finite floats with ``shape`` (-1: any length); raises `ArtifactError` when it is another."""
+        array = self._shaped(name, shape)
+        if not bool(np.isfinite(array).all()):
+            raise self.damaged(f"tensor {name!r} does not hold finite numbers of shape {list(shape)}")
+        return array
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Floats of ``shape`` in float64, of which some may be infinite; raises `ArtifactError` as `floats`."""
+        return self._shaped(name, shape).astype(np.float64)
+
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         array = self.array(name)
         fits = array.ndim == len(shape) and all(want in (-1, got) for want, got in zip(shape, array.shape, strict=True))
-        if not fits or not np.issubdtype(array.dtype, np.floating) or not bool(np.isfinite(array).all()):
+        if not fits or not np.issubdtype(array.dtype, np.floating):
             raise self.damaged(f"tensor {name!r} does not hold finite numbers of shape {list(shape)}")
         return array
 

@@ -1,32 +1,29 @@
-"""Codecs of a Plan with its Transform: one per layer and side, of the quantizers that code whole sites of latents."""
+"""Codecs of a Plan with its Transform: one per layer and side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aatc_cli.artifacts.transform import SITE_TENSORS, Transform
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.recipe import PACKED_QUANTIZERS
+from aatc_cli.methods.sites import Library, Sites
 
 if TYPE_CHECKING:
     from aatc_cli.artifacts.plan import Plan
 
 
-def packed_codecs(plan: Plan, transform: Transform, device: str) -> list[dict[Side, TransformCodec]]:
+def packed_codecs(plan: Plan, transform: Transform, device: str) -> list[dict[Side, Any]]:
     """One float32 codec per layer and side on ``device``.
 
     Raises `ArtifactError` on values no codec can have, `AatcError` for a method that has no packed form.
     """
-    quantizer = plan.recipe.quantizer
-    if quantizer not in PACKED_QUANTIZERS:
+    if not plan.recipe.packed:
         raise AatcError(
-            f"recipe {plan.recipe.name} has no packed cache: its quantizer {quantizer} is simulated only",
+            f"recipe {plan.recipe.name} has no packed cache: its quantizer {plan.recipe.quantizer} is simulated only",
             "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
         )
     if plan.classes.count > 1:
@@ -39,15 +36,19 @@ def packed_codecs(plan: Plan, transform: Transform, device: str) -> list[dict[Si
             f"{plan.name} keeps its window in 8 bits, which the packed cache does not yet",
             "evaluate it with --task kl or perplexity, or plan with a window of 16 bits",
         )
-    return _codecs_at(plan, transform, device, plan.bits)
+    return simulated_codecs(plan, transform, device)
 
 
 def simulated_codecs(
-    plan: Plan, transform: Transform, device: str
-) -> list[dict[Side, TransformCodec]] | list[dict[Side, RatedCodec]]:
-    """One codec per layer and side, with token classes one that holds those of all classes; raises `ArtifactError`."""
+    plan: Plan, transform: Transform, device: str, library: Library | None = None
+) -> list[dict[Side, Any]]:
+    """One codec per layer and side, with token classes one that holds those of all classes.
+
+    library: makes codecs of other packages. Raises `ArtifactError` on values no codec can have.
+    """
+    sites = Sites(transform.artifact, plan.geometry, plan.groups, plan.class_bits(0), plan.starts, library)
     # one transform serves all classes: only widths differ
-    first = _codecs_at(plan, transform, device, plan.class_bits(0))
+    first = plan.recipe.choices.codecs(sites, device)
     if plan.classes.count == 1:
         return first
     of_classes = [
@@ -66,39 +67,3 @@ def simulated_codecs(
         }
         for layer, thresholds in enumerate(plan.classes.thresholds)
     ]
-
-
-def _codecs_at(
-    plan: Plan, transform: Transform, device: str, bits: Sequence[Mapping[Side, list[int]]]
-) -> list[dict[Side, TransformCodec]]:
-    """One codec per layer and side at these widths [C]."""
-    quantizer: Any = plan.recipe.quantizer
-    codecs: list[dict[Side, TransformCodec]] = []
-    channels = plan.geometry.channels
-    for layer, widths in enumerate(bits):
-        sites: dict[Side, TransformCodec] = {}
-        for side in SIDES:
-            groups = plan.groups.of(side)
-            matrix: tuple[int, ...] = (groups, channels // groups, channels // groups)
-            parts = {
-                part: torch.from_numpy(
-                    transform.site(layer, side, part, matrix if part in ("encode", "decode") else (channels,))
-                )
-                for part in SITE_TENSORS
-            }
-            if bool((parts["scale"] <= 0).any()):
-                raise transform.artifact.damaged(f"layer {layer} {side} has a scale that is not positive")
-            chosen = plan.recipe.key_weight if side == "k" else plan.recipe.value_weight
-            codec = TransformCodec(
-                parts["encode"],
-                parts["decode"],
-                parts["scale"],
-                torch.tensor(widths[side]),
-                parts["variance"],
-                quantizer=quantizer,
-                weight={"none": None, "fisher": parts["fisher"]}.get(chosen, parts["weight"]),
-                scale_bits=plan.recipe.scale_bits,
-            )
-            sites[side] = codec.to(device)
-        codecs.append(sites)
-    return codecs

@@ -71,6 +71,15 @@ class DistortionRow(Settings):
     measured: float
 
 
+class TokenTrace(Settings):
+    """KL token by token over one window, for people to read."""
+
+    window: int = Field(description="number of the window, from 0")
+    first: int = Field(description="position of the first token")
+    tokens: list[str] = Field(description="text of every token from there on")
+    kl: list[float] = Field(description="KL of the prediction made in the place of each token, nats")
+
+
 class Evaluation(Measurement):
     """One evaluation of one recipe at one budget on one text. Fields that a task does not measure are null."""
 
@@ -107,6 +116,7 @@ class Evaluation(Measurement):
         None, description="with token rates, share of every class among packed tokens, on average over layers"
     )
     distortion: list[DistortionRow] | None = None
+    traces: list[TokenTrace] | None = Field(None, description="KL token by token of the windows for which it was asked")
 
     @model_validator(mode="before")
     @classmethod

@@ -19,9 +19,9 @@ from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import ArtifactError
 from aatc_cli.methods.recipe import Recipe
+from aatc_cli.methods.sites import Library
 from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Plan(Noun):
             results.water_level,
             results.bits_budget,
             results.classes,
-            _starts(artifact, bits) if recipe.quantizer == "block-max" else None,
+            _starts(artifact, bits) if recipe.choices.quantizer.blocks else None,
         )
 
     @property
@@ -102,9 +102,7 @@ class Plan(Noun):
         """The byte law at this plan's widths."""
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         widths = [self.class_bits(k) for k in range(self.classes.count)]
-        return TokenLayout.of_plan(
-            self.recipe, self.geometry, self.groups, widths, self.classes.shares.tolist(), blocks
-        )
+        return self.recipe.choices.layout(self.geometry, self.groups, widths, self.classes.shares.tolist(), blocks)
 
     @property
     def mean_bits(self) -> float:
@@ -140,13 +138,15 @@ class Plan(Noun):
         """
         from aatc_cli.artifacts.codecs import packed_codecs
 
-        return list(packed_codecs(self, transform or self.transform(), device))
+        return packed_codecs(self, transform or self.transform(), device)
 
-    def simulated_codecs(self, device: str, transform: Transform | None = None) -> list[dict[Side, Any]]:
-        """As `codecs`, for evaluators of text, which also read plans that the packed cache does not hold yet."""
+    def simulated_codecs(
+        self, device: str, transform: Transform | None = None, library: Library | None = None
+    ) -> list[dict[Side, Any]]:
+        """One codec per layer and side of any method, for evaluators; ``library`` makes those of other packages."""
         from aatc_cli.artifacts.codecs import simulated_codecs
 
-        return list(simulated_codecs(self, transform or self.transform(), device))
+        return simulated_codecs(self, transform or self.transform(), device, library)
 
     @staticmethod
     def wanted(transform: Transform, recipe: Recipe, budget: Budget) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Plan(Noun):
 
 def _widths(artifact: Artifact, recipe: Recipe, classes: PlanClasses) -> list[Mapping[Side, list[int]]]:
     geometry = artifact.manifest.model.geometry
-    shape = (geometry.channels,) if recipe.tokens is None else (classes.count, geometry.channels)
+    shape = (geometry.channels,) if classes.count == 1 else (classes.count, geometry.channels)
     found: list[Mapping[Side, list[int]]] = []
     for layer in range(geometry.layers):
         widths: dict[Side, list[int]] = {}

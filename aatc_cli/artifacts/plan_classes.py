@@ -45,9 +45,9 @@ class PlanClasses:
     def read(cls, plan: Artifact, recipe: Recipe) -> PlanClasses:
         """The classes of a Plan of ``recipe``; raises `ArtifactError` on values that cannot be."""
         layers = plan.manifest.model.geometry.layers
-        if recipe.tokens is None:
+        count = recipe.choices.classes.count(recipe)
+        if count == 1:
             return cls.one(layers)
-        count = len(recipe.tokens.shares)
         parts: list[list[NDArray[np.float64]]] = []
         for layer in range(layers):
             thresholds, shares = (plan.array(f"layers.{layer}.{name}") for name in ("thresholds", "shares"))

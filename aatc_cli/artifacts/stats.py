@@ -116,7 +116,7 @@ class Stats(Noun):
         """The accumulated sums of one layer; raises `ArtifactError` on shapes or values that they cannot have."""
         import torch
 
-        from aatc_cli.core.received import BINS, PROBES
+        from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
@@ -172,7 +172,7 @@ class Stats(Noun):
         """First and last distance at which the attention that tokens received was watched; None where it was not."""
         if "layers.0.received" not in self.manifest.tensors:
             return None
-        from aatc_cli.core.received import watched_lags
+        from aatc_cli.core.received_bins import watched_lags
 
         return watched_lags(self.settings.window)
 

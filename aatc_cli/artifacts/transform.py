@@ -6,11 +6,19 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest
@@ -18,8 +26,8 @@ from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.core import SIDES, Side
-from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.methods.recipe import Recipe
+from aatc_cli.methods.choices import Choices, MethodTables
+from aatc_cli.methods.registry import names, table_names
 from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
@@ -27,19 +35,28 @@ if TYPE_CHECKING:
 
     from aatc_cli.core.allocate import Energies
     from aatc_cli.core.codec import TransformCodec
-    from aatc_cli.core.token_classes import TokenClasses
-
-TransformKind = Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"]
-SITE_TENSORS = ("encode", "decode", "variance", "weight", "fisher", "scale")
 
 
 class WhitenSettings(Settings):
     """What is computed from the Stats."""
 
-    transform: TransformKind = "whiten"
+    transform: str = "whiten"
     head_groups: HeadGroups = Field(HeadGroups.both(1), description="head groups per layer, each transformed jointly")
     percentile: float = Field(99.0, gt=0, le=100, description="percentile of |h| taken as channel scale")
     shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
+    tables: tuple[str, ...] = Field((), strict=False, description="quantizers whose tables it holds; none not written")
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return data if self.tables else {key: part for key, part in data.items() if key != "tables"}
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for value, known in [(self.transform, names("transform")), *((name, table_names()) for name in self.tables)]:
+            if value not in known:
+                raise ValueError(f"{value!r} is none of {', '.join(known)}")
+        return self
 
 
 class _Results(BaseModel):
@@ -109,35 +126,9 @@ class Transform(Noun):
             energies.append(sites)
         return energies
 
-    def classes(self, recipe: Recipe) -> TokenClasses:
-        """The classes of a recipe with token rates; raises `ArtifactError` where the Transform cannot tell them."""
-        from aatc_cli.core.received import watched_lags
-        from aatc_cli.core.token_classes import token_classes
-
-        assert recipe.tokens is not None
-        if self.received_lags is None:
-            raise ArtifactError(
-                f"{self.path} does not say what attention tokens received, by which {recipe.name} chooses their rates",
-                "collect with --fisher N and whiten again, both with --force",
-            )
-        lags = watched_lags(recipe.window)
-        if self.received_lags != lags:
-            raise UsageError(
-                f"recipe {recipe.name} watches tokens for {lags[0]} to {lags[1]} steps, "
-                f"the calibration watched them for {self.received_lags[0]} to {self.received_lags[1]}",
-                "give the recipe the window that collect has: 128 recent tokens, flushed 16 at a time",
-            )
-        return token_classes([self._received(layer) for layer in range(self.geometry.layers)], recipe.tokens.shares)
-
-    def _received(self, layer: int) -> NDArray[np.float64]:
-        from aatc_cli.core.received import BINS
-
-        table = self.artifact.array(f"layers.{layer}.received")
-        if table.dtype != np.float64 or table.shape != (3, BINS) or not bool(np.isfinite(table).all()):
-            raise self.artifact.damaged(f"what tokens of layer {layer} received is no table of {BINS} bins")
-        if bool((table[0] < 0).any()) or not bool(table[0].any()):
-            raise self.artifact.damaged(f"layer {layer} counts no tokens by what they received")
-        return table
+    def tables(self, choices: Choices) -> MethodTables:
+        """What a recipe of these choices reads beside energies; raises `ArtifactError` where it cannot be had."""
+        return choices.read_tables(self.artifact, self.geometry, self.received_lags)
 
     @staticmethod
     def wanted(settings: WhitenSettings, basis: Stats, rates: Stats) -> dict[str, Any]:

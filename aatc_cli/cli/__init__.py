@@ -1,11 +1,14 @@
 """The command line: parse, validate, call one stage, print. Nothing heavy is imported before a command runs."""
 
+from aatc_cli.cli.allocate import allocate
 from aatc_cli.cli.app import app
 from aatc_cli.cli.doctor import doctor
 from aatc_cli.cli.evaluate import evaluate
+from aatc_cli.cli.export import export
 from aatc_cli.cli.known import list_known
 from aatc_cli.cli.look import inspect, report
-from aatc_cli.cli.offline import allocate, collect, whiten
+from aatc_cli.cli.offline import collect, whiten
+from aatc_cli.cli.pick import pick
 
 __all__ = ["app"]
 
@@ -16,6 +19,8 @@ app.command()(allocate)
 app.command()(inspect)
 app.command(name="eval")(evaluate)
 app.command()(report)
+app.command()(pick)
+app.command()(export)
 # and what is asked at any time
 app.command(name="list")(list_known)
 app.command()(doctor)

@@ -17,6 +17,7 @@ from aatc_cli.cli.measures import (
     run_speed_of_stages,
 )
 from aatc_cli.cli.options import (
+    PLAN_HELP,
     BudgetOption,
     DeviceMapOption,
     DeviceOption,
@@ -56,7 +57,7 @@ def evaluate(
     model: ModelOption = None,
     recipe: RecipeOption = None,
     budget: BudgetOption = None,
-    plan: Annotated[list[Path] | None, typer.Option("--plan", help="Plan directory; repeatable.")] = None,
+    plan: Annotated[list[Path] | None, typer.Option("--plan", help=f"{PLAN_HELP} Repeatable.")] = None,
     study: Annotated[
         str | None,
         typer.Option("--study", help="Run a study instead of one task: a name (main, headline, ...) or a .toml path."),

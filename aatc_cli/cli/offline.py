@@ -1,31 +1,35 @@
-"""The offline commands: collect, whiten, allocate."""
+"""The offline commands that make what plans are made from: collect and whiten."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from aatc_cli.cli.options import (
-    BudgetOption,
-    BytesOption,
     DeviceMapOption,
     DeviceOption,
+    DryRunOption,
     DtypeOption,
     ForceOption,
     JsonOption,
     ModelOption,
     ProfileOption,
-    RatioOption,
-    RecipeOption,
     RunOption,
-    budgets_of,
     find_source,
 )
+from aatc_cli.errors import UsageError
+from aatc_cli.methods.registry import names
 
 if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile, TextMixture
+
+    TransformName = str
+else:
+    # the command line offers what the registry has
+    TransformName = Literal[tuple(names("transform"))]
 
 
 def collect(
@@ -70,6 +74,7 @@ def collect(
     device: DeviceOption = "cpu",
     device_map: DeviceMapOption = "none",
     dtype: DtypeOption = "auto",
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -99,6 +104,12 @@ def collect(
         device, dtype, batch, checkpoint_seconds, force, fisher_batch, recompute, spread=device_map == "auto"
     )
     target = name if name is not None else "stats" if calibration == "rates" else "stats-transform"
+    if dry_run:
+        from aatc_cli.cli.inspections import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_collect
+
+        print_inspection(forecast_collect(Run(run), target, source, settings, device, found).inspection(), json)
+        return
     manifest = stage(Run(run), target, source, mixture, settings, options, found)
     if manifest is not None:
         print_artifact(run / target, manifest.digest, json)
@@ -106,10 +117,15 @@ def collect(
 
 def whiten(
     run: RunOption = Path("run"),
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Make what this recipe needs: its transform, head groups and tables.")
+    ] = None,
     transform: Annotated[
-        Literal["whiten", "metric", "identity", "hadamard", "query", "pca", "codebook", "global"],
-        typer.Option("--transform", help="Kind of transform; metric and codebook need Stats collected with --fisher."),
-    ] = "whiten",
+        TransformName | None,
+        typer.Option(
+            "--transform", help="Kind of transform; metric needs Stats collected with --fisher. Default: whiten."
+        ),
+    ] = None,
     transform_stats: Annotated[
         Path | None,
         typer.Option("--transform-stats", help="Stats for the matrices. Default: stats-transform, else stats."),
@@ -124,116 +140,55 @@ def whiten(
         ),
     ] = None,
     key_groups: Annotated[
-        Literal["profile", "per-head", "four-heads", "all"],
-        typer.Option("--key-groups", help="Heads whose keys are transformed jointly; profile is --head-groups."),
-    ] = "profile",
+        Literal["profile", "per-head", "four-heads", "all"] | None,
+        typer.Option(
+            "--key-groups", help="Heads whose keys are transformed jointly; profile, the default, is --head-groups."
+        ),
+    ] = None,
     value_groups: Annotated[
-        Literal["profile", "per-head", "four-heads", "all"], typer.Option("--value-groups", help="The same for values.")
-    ] = "profile",
+        Literal["profile", "per-head", "four-heads", "all"] | None,
+        typer.Option("--value-groups", help="The same for values."),
+    ] = None,
     percentile: Annotated[float, typer.Option("--percentile", help="Percentile of |h| used as channel scale.")] = 99.0,
     shrinkage: Annotated[
         float, typer.Option("--shrinkage", help="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
     ] = 0.1,
     device: DeviceOption = "cpu",
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Turn Stats into encode and decode matrices, variances, weights and scales (Transform). No model is needed."""
-    from aatc_cli.errors import UsageError
-
-    if not 0 < percentile <= 100:
-        raise UsageError(f"--percentile must lie in (0, 100], got {percentile:g}", "the paper uses 99")
-    if not 0 <= shrinkage <= 1:
-        raise UsageError(f"--shrinkage must lie in [0, 1], got {shrinkage:g}", "0 keeps the metric as it was measured")
     from aatc_cli.artifacts.run import Run
     from aatc_cli.cli.printing import print_artifact
-    from aatc_cli.methods.recipe import transform_name
+    from aatc_cli.profiles import load_recipe
+    from aatc_cli.stages.whiten import Wanted
     from aatc_cli.stages.whiten import whiten as stage
 
+    if recipe is None:
+        wanted = Wanted(transform or "whiten", key_groups or "profile", value_groups or "profile")
+    elif transform or key_groups or value_groups:
+        what = "--recipe says which transform and head groups"
+        raise UsageError(what, "leave out --transform, --key-groups and --value-groups, or --recipe")
+    else:
+        wanted = Wanted.by(load_recipe(recipe))
+    wanted = replace(wanted, head_groups=head_groups, percentile=percentile, shrinkage=shrinkage)
     place = Run(run)
     rates = rate_stats or place.stats()
     basis = transform_stats or (place.stats("stats-transform") if place.stats("stats-transform").exists() else rates)
-    manifest = stage(
-        place,
-        transform_stats=basis,
-        rate_stats=rates,
-        transform=transform,
-        head_groups=head_groups,
-        key_groups=key_groups,
-        value_groups=value_groups,
-        percentile=percentile,
-        shrinkage=shrinkage,
-        device=device,
-        force=force,
-    )
-    print_artifact(place.transform(transform_name(transform, key_groups, value_groups)), manifest.digest, json)
+    if dry_run:
+        from aatc_cli.cli.inspections import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_whiten
 
-
-def allocate(
-    run: RunOption = Path("run"),
-    recipe: RecipeOption = None,
-    budget: BudgetOption = None,
-    ratio: RatioOption = None,
-    size: BytesOption = None,
-    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens for --ratio and --bytes.")] = None,
-    transform: Annotated[Path | None, typer.Option("--transform", help="Transform. Default: the run's.")] = None,
-    check: Annotated[
-        Path | None,
-        typer.Option("--check", help="Re-derive this plan; exit 0 if identical, 1 with the difference otherwise."),
-    ] = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Give every channel its width (Plan), one plan per recipe and budget. Deterministic.
-
-    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4 --budget 3;
-    aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/paper-2
-    """
-    from aatc_cli.artifacts.run import Run
-    from aatc_cli.console import print_json, print_table
-    from aatc_cli.profiles import load_recipe
-    from aatc_cli.stages.allocate import allocate as stage
-
-    if check is not None:
-        if recipe or budget or ratio is not None or size is not None:
-            from aatc_cli.errors import UsageError
-
-            raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
-        _check_plan(check, transform, json)
+        print_inspection(forecast_whiten(place, basis, rates, wanted).inspection(), json)
         return
-    budgets = budgets_of(budget, ratio, size, context)
-    plans = [
-        plan
-        for name in recipe or ["paper"]
-        for plan in stage(Run(run), load_recipe(name), budgets, transform=transform, force=force)
-    ]
-    tokens = context or 8192
-    facts: list[dict[str, Any]] = [
-        {
-            "plan": str(plan.path),
-            "digest": plan.digest,
-            "recipe": plan.recipe.name,
-            "budget": plan.budget.label,
-            "bits_mean": plan.mean_bits,
-            "predicted": dict(plan.predicted),
-        }
-        | plan.layout.summary(tokens)
-        for plan in plans
-    ]
-    if json:
-        print_json(facts)
-        return
-    rows = [
-        [f["plan"], f"{f['bits_mean']:.3f}", f"{f['bits_packed']:.3f}", f"{f['ratio']:.2f}", f["digest"][:12]]
-        for f in facts
-    ]
-    print_table("plans", ["plan", "bits", "packed bits", f"ratio at {tokens:,} tokens", "digest"], rows)
+    manifest = stage(place, transform_stats=basis, rate_stats=rates, wanted=wanted, device=device, force=force)
+    print_artifact(place.transform(wanted.name), manifest.digest, json)
 
 
 def _mixture(
     profile: ModelProfile | None, which: str, text: list[str] | None, samples: int | None, length: int | None
 ) -> TextMixture:
-    from aatc_cli.errors import UsageError
     from aatc_cli.profiles import TextMixture
 
     base = None
@@ -247,23 +202,3 @@ def _mixture(
         samples=samples or (base.samples if base else 32),
         length=length or (base.length if base else 1024),
     )
-
-
-def _check_plan(path: Path, transform: Path | None, json: bool) -> None:
-    from dataclasses import asdict
-
-    from aatc_cli.artifacts.plan import Plan
-    from aatc_cli.console import print_json, print_table
-    from aatc_cli.stages.allocate import check
-
-    plan = Plan.open(path)
-    differences = check(plan, transform)
-    if json:
-        print_json({"plan": str(path), "identical": not differences, "differences": [asdict(d) for d in differences]})
-    elif differences:
-        rows = [[f"{d.layer} {d.side}", str(d.channel), str(d.planned), str(d.derived)] for d in differences[:50]]
-        print_table(f"{path}: {len(differences)} channels differ", ["site", "channel", "planned", "derived"], rows)
-    else:
-        typer.echo(f"{path}: identical ({plan.digest[:12]})")
-    if differences:
-        raise typer.Exit(1)

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from aatc_cli.models.loading import ModelSource
     from aatc_cli.profiles import ModelProfile
 
+PLAN_HELP = "Plan directory, exported folder, or hub:owner/name@COMMIT."
 RunOption = Annotated[Path, typer.Option("--run", envvar="AATC_RUN", help="Run directory.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", envvar="AATC_MODEL", help="Hub id (owner/name), folder or .gguf file.")
 ]
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="Model profile: a name or a .toml path.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be read and written, bytes and time; write nothing.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
 DeviceMapOption = Annotated[
@@ -62,6 +66,7 @@ def subjects_of(
 ) -> list[Subject]:
     """Plans named by --plan, or by every combination of --recipe and --budget; raises `UsageError`."""
     from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.config import make_budget
     from aatc_cli.errors import UsageError
     from aatc_cli.evals.subjects import Subject
@@ -69,11 +74,11 @@ def subjects_of(
 
     subjects = []
     for path in plan or []:
-        opened = Plan.open(path)
+        opened = Plan.open(find_plan(path))
         subjects.append(Subject(opened.recipe, opened))
     for name in recipe or ([] if plan else ["paper"]):
         loaded = load_recipe(name)
-        if loaded.allocator == "none":
+        if loaded.choices.allocator.nothing:
             subjects.append(Subject(loaded, None))
             continue
         if not budget:

@@ -15,7 +15,6 @@ from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
 from aatc_cli.evals.speed import SpeedResult
 from aatc_cli.evals.stability import StabilityResult
-from aatc_cli.stages.inspecting.facts import Inspection
 from aatc_cli.stages.result_tables import (
     Rows,
     benchmark_table,
@@ -34,15 +33,6 @@ def print_artifact(path: Path, digest: str, json: bool) -> None:
         print_json({"path": str(path), "digest": digest})
     else:
         typer.echo(f"{path} {digest}")
-
-
-def print_inspection(inspection: Inspection, json: bool) -> None:
-    """The facts of an inspection."""
-    if json:
-        print_json(inspection.data)
-        return
-    for table in inspection.tables:
-        print_table(table.title, table.columns, table.rows)
 
 
 def print_evaluations(results: list[Evaluation], json: bool) -> None:

@@ -66,3 +66,13 @@ class GroupedMinMax:
         codes = torch.round((values - base) / torch.where(scale > 0, scale, torch.ones_like(scale)))
         coded = base + scale * torch.minimum(codes.clamp_min(0), steps)
         return torch.where(width > 0, coded, torch.zeros_like(coded))
+
+
+def head_errors(latents: Tensor, heads: int, widest: int) -> Tensor:
+    """Mean squared error of every head's channels at widths 0 .. ``widest``, per token: [R, C] -> [H, widest + 1]."""
+    size = latents.shape[-1] // heads
+    found = [latents.square()]
+    for bits in range(1, widest + 1):
+        codec = GroupedMinMax(torch.full((latents.shape[-1],), bits, device=latents.device), size)
+        found.append((codec.reconstruct(latents) - latents).square())
+    return torch.stack([torch.unflatten(error.mean(0), 0, (heads, size)).mean(-1) for error in found], -1)

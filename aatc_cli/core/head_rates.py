@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-from aatc_cli.core.grouped import GroupedMinMax
 
 Floats = NDArray[np.float64]
 
 WIDEST = 8
-
-
-def head_errors(latents: Tensor, heads: int) -> Tensor:
-    """Mean squared error per channel of every head at widths 0 .. `WIDEST` when coded per token. [R, C] -> [H, 9]."""
-    size = latents.shape[-1] // heads
-    found = [latents.square()]
-    for bits in range(1, WIDEST + 1):
-        codec = GroupedMinMax(torch.full((latents.shape[-1],), bits, device=latents.device), size)
-        found.append((codec.reconstruct(latents) - latents).square())
-    return torch.stack([torch.unflatten(error.mean(0), 0, (heads, size)).mean(-1) for error in found], -1)
 
 
 def fitted_curves(errors: Floats, least: int) -> Floats:

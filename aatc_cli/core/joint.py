@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from aatc_cli.core.block_codec import BlockCodec
 from aatc_cli.core.casting import saturated
-from aatc_cli.core.precision_blocks import BlockCodec
 
 
 @runtime_checkable

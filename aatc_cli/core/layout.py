@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
-from aatc_cli.core.overheads import Overheads, method_overheads, nominal_widths
-from aatc_cli.methods.recipe import Recipe
+from aatc_cli.core.overheads import Overheads
 
 PLANES = (16, 8, 4, 2, 1)
+Widths = Sequence[Mapping[Side, Sequence[int]]]  # [layer][side], [C] each
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
 CHANNEL_SCALE_BYTES = 4  # s_c is float32
 
@@ -82,35 +82,8 @@ class CacheLayout:
     overheads: Overheads | None = None
 
     @classmethod
-    def of_recipe(
-        cls,
-        recipe: Recipe,
-        geometry: Geometry,
-        groups: HeadGroups,
-        bits: Sequence[Mapping[Side, Sequence[int]]],
-        blocks: int = 0,
-    ) -> CacheLayout:
-        """From the widths of a plan of ``recipe``; blocks: of one precision, over all sites."""
-        layout = cls.of_bits(geometry, recipe.window, groups, bits, recipe.scale_bits)
-        return replace(layout, overheads=method_overheads(recipe, geometry, groups, bits, blocks))
-
-    @classmethod
-    def nominal_of_recipe(cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
-        """From an average width and a recipe, before any plan exists."""
-        widths = nominal_widths(recipe, geometry, groups, bits)
-        if recipe.packed or recipe.allocator in ("per-head", "block-dp"):
-            layout = cls.nominal(geometry, recipe.window, groups, bits, recipe.scale_bits)
-            return replace(layout, overheads=method_overheads(recipe, geometry, groups, widths))
-        return cls.of_recipe(recipe, geometry, groups, widths)
-
-    @classmethod
     def of_bits(
-        cls,
-        geometry: Geometry,
-        window: Window,
-        groups: HeadGroups,
-        bits: Sequence[Mapping[Side, Sequence[int]]],
-        scale_bits: int = 16,
+        cls, geometry: Geometry, window: Window, groups: HeadGroups, bits: Widths, scale_bits: int = 16
     ) -> CacheLayout:
         """From a plan's widths: per layer a mapping with the widths of "k" and "v"."""
         pairs = tuple(

@@ -21,45 +21,11 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 from torch import Tensor
 
-from aatc_cli.config import MAX_BITS
+from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM
 from aatc_cli.core.scales import rounded_scale
 
 LLOYD_BITS = 7
 CANDIDATES = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
-
-# mean squared error on a unit normal at 0..16 bits; constants, so that plans do not depend on a machine's libraries
-DISTORTION = (
-    1.0,
-    0.363380227632,
-    0.117481847829,
-    0.0345477607885,
-    0.00950100800819,
-    0.00250466835567,
-    0.000644239665317,
-    0.00016347822998,
-    8.76861857838e-05,
-    2.49190296459e-05,
-    6.99700519683e-06,
-    1.94441312857e-06,
-    5.35536536531e-07,
-    1.46369327797e-07,
-    3.97393959667e-08,
-    1.07269830699e-08,
-    2.88092145932e-09,
-)
-
-# the same with evenly spaced levels at every width
-DISTORTION_UNIFORM = (
-    1.0,
-    0.363380227632,
-    0.118846050384,
-    0.0374396593915,
-    0.0115428844314,
-    0.00349521136151,
-    0.00104004540879,
-    0.000304332770824,
-    *DISTORTION[8:],
-)
 
 Floats = NDArray[np.float64]
 
@@ -224,6 +190,3 @@ def unit_distortion(points: Floats) -> float:
     finite = np.where(np.isfinite(edges), edges, 0.0) * density
     second = mass + finite[:-1] - finite[1:]
     return float(np.sum(second - 2 * points * first + points**2 * mass))
-
-
-assert len(DISTORTION) == len(DISTORTION_UNIFORM) == MAX_BITS + 1

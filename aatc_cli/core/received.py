@@ -14,39 +14,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
+from aatc_cli.core.received_bins import BINS, EDGES, PROBES, watched_lags
 from aatc_cli.core.tensor_cores import wide_products
 
-_OCTAVES = (-24, 8)
-_ROOT_TWO = 1.4142135623730951  # a constant, so that thresholds do not depend on a machine's exp2
-BINS = 2 * (_OCTAVES[1] - _OCTAVES[0])
-PROBES = 4
 _HOST = torch.device("cpu")
 # queries of a tile, and attention weights that a GPU may hold at once
 _TILE = 64
 _WEIGHTS = 1 << 26
 
 
-def watched_lags(window: Window) -> tuple[int, int]:
-    """First and last distance t - i of the queries that count for token i.
-
-    The last is w - f: the latest query that every token of a flush block meets in the window, wherever it stands in the
-    block. The first is half of that: what its neighbours pay a token says little of what later ones will.
-    """
-    last = window.recent - window.flush
-    return last // 2, last
-
-
 @lru_cache(maxsize=8)
 def bin_edges(device: torch.device = _HOST) -> Tensor:
     """Edges between the bins of r, rising: float64 [BINS - 1], two to an octave. A bin holds its lower edge."""
-    steps = np.arange(1, BINS)
-    return torch.from_numpy(np.ldexp(np.array((1.0, _ROOT_TWO))[steps % 2], _OCTAVES[0] + steps // 2)).to(device)
+    return torch.from_numpy(EDGES.copy()).to(device)
 
 
 def received_attention(

@@ -7,7 +7,6 @@ sparse parts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aatc_cli.core.casting import saturated
+from aatc_cli.core.overheads import outlier_count
 
 Floats = NDArray[np.float64]
-
-
-def outlier_count(share: float, numbers: int) -> int:
-    """How many of ``numbers`` values are kept exact: their share, rounded up."""
-    return math.ceil(share * numbers - 1e-9)
 
 
 @dataclass(frozen=True)

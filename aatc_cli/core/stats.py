@@ -11,7 +11,8 @@ from torch import Tensor
 
 from aatc_cli.config import Geometry
 from aatc_cli.core import Side
-from aatc_cli.core.received import BINS, PROBES, probe_sums, received_bins
+from aatc_cli.core.received import probe_sums, received_bins
+from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
 
 # parts of the tokens in which the products of queries are summed apart, where they divide them
@@ -120,6 +121,10 @@ class LayerStats:
     def to(self, device: torch.device | str) -> LayerStats:
         """The same sums and rows on ``device``."""
         return replace(self, **{name: getattr(self, name).to(device) for name in self.TENSORS})
+
+    def mean(self, side: Side) -> Tensor:
+        """Mean vector of a site. [C]."""
+        return (self.k_sum if side == "k" else self.v_sum) / self.count
 
     def loss_metric(self, side: Side) -> Tensor:
         """M of one side [C, C]: what noise d in every cached vector costs is d M d^T / 2 nats per position."""

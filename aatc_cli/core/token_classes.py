@@ -1,22 +1,17 @@
-"""Classes of tokens by the attention they received while they were exact, and codecs that are chosen by class."""
+"""Classes of tokens by the attention they received while they were exact: thresholds, counts and costs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.received import bin_costs, bin_edges
-from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.weights import shrunk
+from aatc_cli.core.received_bins import EDGES
 from aatc_cli.errors import AatcError
 
 Floats = NDArray[np.float64]
@@ -36,40 +31,15 @@ class TokenClasses:
     costs: dict[Side, Floats]
 
     @property
+    def count(self) -> int:
+        """Classes of every layer."""
+        return int(self.counts.shape[1])
+
+    @property
     def shares(self) -> Floats:
         """Share of every class among the tokens of a layer. [L, n]."""
         found: Floats = self.counts / self.counts.sum(1, keepdims=True)
         return found
-
-
-@dataclass(frozen=True)
-class RatedCodec:
-    """Codecs of one side of one layer, one for each class of tokens; thresholds [n - 1] float64 between classes."""
-
-    codecs: tuple[TransformCodec, ...]
-    thresholds: Tensor
-
-    def classes(self, received: Tensor) -> Tensor:
-        """The class of every token from what it received: int64, the shape of ``received``."""
-        return torch.bucketize(received.to(self.thresholds.dtype), self.thresholds, right=True)
-
-    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> RatedCodec:
-        """Move to a device, matrices and scales in ``dtype``."""
-        return replace(
-            self, codecs=tuple(codec.to(device, dtype) for codec in self.codecs), thresholds=self.thresholds.to(device)
-        )
-
-
-def received_table(stats: LayerStats, shrinkage: float) -> Tensor:
-    """Tokens by what they received, and the shares of the loss metric that their keys and values hold: [3, BINS].
-
-    The metric is shrunk by ``shrinkage``, as the transform's is. Estimates of single bins may be a little below zero.
-    """
-    rows = [stats.received]
-    for side, sums in zip(SIDES, (stats.k_probes, stats.v_probes), strict=True):
-        metric = shrunk(stats.loss_metric(side), shrinkage)
-        rows.append(bin_costs(sums, metric) / (max(stats.readers, 1) * metric.shape[0]))
-    return torch.stack(rows)
 
 
 def token_classes(tables: Sequence[Floats], shares: Sequence[float]) -> TokenClasses:
@@ -110,7 +80,7 @@ def _layer_classes(
     spans = [slice(*pair) for pair in pairwise([0, *(edge + 1 for edge in chosen), tokens.size])]
     counts = [int(tokens[span].sum()) for span in spans]
     costs = {side: _relative_costs(table[row], spans, counts) for row, side in enumerate(SIDES, start=1)}
-    return bin_edges().numpy()[chosen].tolist(), counts, costs
+    return EDGES[chosen].tolist(), counts, costs
 
 
 def _relative_costs(row: Floats, spans: Sequence[slice], counts: Sequence[int]) -> list[float]:

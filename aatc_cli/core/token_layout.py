@@ -9,19 +9,19 @@ whole bytes per flush block: its class, from which a token's place in its stream
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
-from aatc_cli.config import Geometry, HeadGroups
+from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
-from aatc_cli.core.layout import CacheLayout, SiteWidths
-from aatc_cli.methods.recipe import Recipe
+from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths
 
 THRESHOLD_BYTES = 4  # float32
 _MANY_BLOCKS = 1 << 16
 Shares = Sequence[Sequence[float]]
+Streams = tuple[tuple[SiteWidths, SiteWidths], ...]
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,21 @@ class TokenLayout(CacheLayout):
     streams[class][layer] = (key site, value site); shares[layer][class] of the packed tokens.
     """
 
-    streams: tuple[tuple[tuple[SiteWidths, SiteWidths], ...], ...] = ()
+    streams: tuple[Streams, ...] = ()
     shares: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of_classes(
         cls,
-        recipe: Recipe,
         geometry: Geometry,
+        window: Window,
         groups: HeadGroups,
-        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
+        bits: Sequence[Widths],
         shares: Shares,
+        scale_bits: int = 16,
     ) -> Self:
-        """From the widths bits[class][layer] of a plan of ``recipe`` and the shares of its classes."""
-        sites = [CacheLayout.of_recipe(recipe, geometry, groups, layers).widths for layers in bits]
+        """From the widths bits[class][layer] of a plan and the shares of its classes."""
+        streams = tuple(cls.of_bits(geometry, window, groups, layers, scale_bits).widths for layers in bits)
         widest: list[dict[Side, list[int]]] = [
             {
                 side: [max(widths) for widths in zip(*(layer[side] for layer in layers), strict=True)]
@@ -52,37 +53,14 @@ class TokenLayout(CacheLayout):
             }
             for layers in zip(*bits, strict=True)
         ]
-        base = CacheLayout.of_recipe(recipe, geometry, groups, widest)
+        base = CacheLayout.of_bits(geometry, window, groups, widest, scale_bits)
+        return cls.of_streams(base, streams, shares)
+
+    @classmethod
+    def of_streams(cls, base: CacheLayout, streams: tuple[Streams, ...], shares: Shares) -> Self:
+        """The law ``base`` of one stream, with a stream for every class."""
         held = tuple(tuple(float(share) for share in layer) for layer in shares)
-        return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=tuple(sites), shares=held)
-
-    @classmethod
-    def nominal_of_classes(cls, recipe: Recipe, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
-        """From an average width and a recipe, before any plan exists; of a recipe without classes, the plain law."""
-        base = CacheLayout.nominal_of_recipe(recipe, geometry, groups, bits)
-        if recipe.tokens is None:
-            return base
-        shares = (recipe.tokens.shares,) * geometry.layers
-        streams = (base.widths,) * len(recipe.tokens.shares)
-        return cls(geometry, base.window, groups, base.widths, base.scale_bits, streams=streams, shares=shares)
-
-    @classmethod
-    def of_plan(
-        cls,
-        recipe: Recipe,
-        geometry: Geometry,
-        groups: HeadGroups,
-        bits: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
-        shares: Shares,
-        blocks: int = 0,
-    ) -> CacheLayout:
-        """From the widths bits[class][layer] of any plan and its shares[layer][class]; of one class the plain law.
-
-        blocks: of one precision, over all sites, of recipes that have them.
-        """
-        if len(bits) == 1:
-            return CacheLayout.of_recipe(recipe, geometry, groups, bits[0], blocks)
-        return cls.of_classes(recipe, geometry, groups, bits, shares)
+        return cls(base.geometry, base.window, base.groups, base.widths, base.scale_bits, streams=streams, shares=held)
 
     def with_shares(self, shares: Shares) -> TokenLayout:
         """The same streams under other shares[layer][class]."""

@@ -9,62 +9,40 @@ one level cuts all g_k e_c. A class whose energies all lie below it is dropped: 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import (
-    Allocation,
-    Energies,
-    Floats,
-    Ints,
-    channel_curves,
-    fill_sites,
-    normalized_energy,
-    require_blocks,
-    reverse_waterfill,
-)
+from aatc_cli.core.allocate import Allocation, Floats, Ints, reverse_waterfill
+from aatc_cli.core.filling import Filling, fill_sites, flat
 from aatc_cli.core.token_classes import TokenClasses
-from aatc_cli.methods.recipe import Recipe
 
 
 def allocate_classes(
-    energies: Energies, recipe: Recipe, bits_per_channel: float, groups: HeadGroups, classes: TokenClasses
+    values: Mapping[Side, Sequence[Floats]], average: float, rule: Filling, classes: TokenClasses, *, joint: bool
 ) -> Allocation:
-    """Widths [n, C] for n classes of every layer and side at an average of ``bits_per_channel`` over all tokens.
+    """Widths [n, C] for n classes of every layer and side at an average of ``average`` bits over all tokens.
 
-    Raises `AatcError` as `core.allocate.allocate` does.
+    values[side][layer] are energies [groups, E] of the average token; ``joint``: one level for both sides. Raises
+    `AatcError` as `core.filling.fill_sites` does.
     """
-    require_blocks(recipe, energies[0]["k"].variance.size, groups)
-    rows: list[dict[Side, list[Ints]]] = [{side: [] for side in SIDES} for _ in energies]
+    layers = len(values["k"])
+    rows: list[dict[Side, list[Ints]]] = [{side: [] for side in SIDES} for _ in range(layers)]
     levels: dict[Side, float] = {}
     left: dict[Side, list[float]] = {side: [] for side in SIDES}
-    pools: tuple[tuple[Side, ...], ...] = (SIDES,) if recipe.pool == "joint" else tuple((side,) for side in SIDES)
+    pools: tuple[tuple[Side, ...], ...] = (SIDES,) if joint else tuple((side,) for side in SIDES)
     for sides in pools:
-        places = [
-            (side, layer, k) for side in sides for layer in range(len(energies)) for k in range(classes.counts.shape[1])
-        ]
-        pool = [_energy(energies, recipe, groups, classes, place) for place in places]
+        places = [(side, layer, k) for side in sides for layer in range(layers) for k in range(classes.count)]
+        pool = [values[side][layer] * classes.costs[side][layer, k] for side, layer, k in places]
         prices = [int(classes.counts[layer, k]) for _, layer, k in places]
         paid = np.repeat(np.array(prices), [energy.size for energy in pool])
-        budget = math.floor(bits_per_channel * int(paid.sum()) + 1e-9)
-        for (side, layer, k), energy, widths in zip(
-            places, pool, fill_sites(pool, budget, recipe, prices), strict=True
-        ):
+        budget = math.floor(average * int(paid.sum()) + 1e-9)
+        for (side, layer, k), energy, widths in zip(places, pool, fill_sites(pool, budget, rule, prices), strict=True):
             rows[layer][side].append(widths)
-            errors = channel_curves(energy.ravel(), recipe)[np.arange(energy.size), widths]
+            errors = rule.curves(energy.ravel())[np.arange(energy.size), widths]
             left[side].append(float(classes.shares[layer, k]) * math.fsum(errors))
-        level = reverse_waterfill(np.concatenate([energy.ravel() for energy in pool]), budget, paid)[1]
+        level = reverse_waterfill(flat(pool), budget, paid)[1]
         levels |= dict.fromkeys(sides, level)
     bits: list[dict[Side, Ints]] = [{side: np.stack(layer[side]) for side in SIDES} for layer in rows]
     return Allocation(bits, {side: math.fsum(parts) for side, parts in left.items()}, levels, classes=classes)
-
-
-def _energy(
-    energies: Energies, recipe: Recipe, groups: HeadGroups, classes: TokenClasses, place: tuple[Side, int, int]
-) -> Floats:
-    """Energies [groups, E] of one side of a layer as its class ``k`` has them."""
-    side, layer, k = place
-    found: Floats = normalized_energy(energies[layer][side], side, recipe) * classes.costs[side][layer, k]
-    return found.reshape(groups.of(side), -1)

@@ -157,3 +157,8 @@ def _by_group(x: Tensor, matrices: Tensor) -> Tensor:
     if groups == 1:
         return x @ matrices[0]
     return torch.einsum("...ge,gef->...gf", torch.unflatten(x, -1, (groups, size)), matrices).flatten(-2)
+
+
+def rotation(matrices: Tensor) -> GroupTransform:
+    """The transforms that are orthonormal matrices [G, E, E]."""
+    return GroupTransform(matrices.contiguous(), matrices.mT.contiguous(), torch.ones_like(matrices[..., 0]))

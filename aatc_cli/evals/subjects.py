@@ -19,7 +19,7 @@ from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
-from aatc_cli.runtime.simulated.method_codecs import method_codecs
+from aatc_cli.models.quantized import library_codec
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def subject_codecs(subject: Subject, layers: int, device: str) -> list[dict[Any,
     """One codec per layer and side: the plan's, packed or not, or a float16 cast for the reference."""
     if subject.plan is None:
         return [dict.fromkeys(SIDES, CastCodec(torch.float16)) for _ in range(layers)]
-    if subject.recipe.packed:
-        return list(subject.plan.simulated_codecs(device))
-    return list(method_codecs(subject.plan, subject.plan.transform(), device))
+    return subject.plan.simulated_codecs(device, library=library_codec)
 
 
 def placed_codecs(subject: Subject, sites: Sequence[AttentionSite], options: EvalOptions) -> list[dict[Any, Any]]:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from aatc_cli.core.overheads import QUANTO_GROUP
 from aatc_cli.errors import AatcError
-
-Backend = Literal["quanto", "hqq"]
-# the package of each backend, and the widths and the class of transformers that it serves
-_BACKENDS: dict[Backend, tuple[str, tuple[int, ...], str]] = {
-    "quanto": ("optimum-quanto", (2, 4), "QuantoQuantizedLayer"),
-    "hqq": ("hqq", (1, 2, 3, 4, 8), "HQQQuantizedLayer"),
-}
+from aatc_cli.methods.quantizers.library import GROUP, LibraryQuantizer
 
 
 @dataclass(frozen=True)
@@ -31,20 +24,6 @@ class QuantizedCacheCodec:
     heads: int
     flush: int
 
-    @classmethod
-    def of(cls, backend: Backend, bits: int, heads: int, flush: int) -> QuantizedCacheCodec:
-        """Raises `AatcError` when the backend's package is missing, or has no such width."""
-        from transformers import cache_utils
-
-        package, widths, name = _BACKENDS[backend]
-        if bits not in widths:
-            raise AatcError(f"{backend} has no {bits}-bit form", f"use one of {', '.join(map(str, widths))} bits")
-        try:
-            layer = getattr(cache_utils, name)(nbits=bits, axis_key=0, axis_value=0, q_group_size=QUANTO_GROUP)
-        except ImportError as error:
-            raise AatcError(f"the {backend} cache needs the package {package}", f"pip install {package}") from error
-        return cls(layer, heads, flush)
-
     def reconstruct(self, x: Tensor) -> Tensor:
         """The vectors [B, T, C] as the cache returns them, in the dtype of ``x``."""
         whole = x.shape[1] // self.flush * self.flush
@@ -57,10 +36,25 @@ class QuantizedCacheCodec:
 
     def _coded(self, block: Tensor) -> Tensor:
         rows = torch.unflatten(block, -1, (self.heads, -1)).transpose(1, 2).contiguous().to(torch.float32)
-        if rows.shape[2] * rows.shape[3] % QUANTO_GROUP:
-            problem = f"groups of {QUANTO_GROUP} numbers do not fill {rows.shape[2]} tokens of {rows.shape[3]} channels"
+        if rows.shape[2] * rows.shape[3] % GROUP:
+            problem = f"groups of {GROUP} numbers do not fill {rows.shape[2]} tokens of {rows.shape[3]} channels"
             raise AatcError(problem, "use another recipe for this model")
         # HQQ asks its layer where the numbers are and in what dtype
         self.layer.keys = rows[:0]
         found: Tensor = self.layer._dequantize(self.layer._quantize(rows, 0))
         return found.reshape(rows.shape).transpose(1, 2).flatten(2).to(block.dtype)
+
+
+def library_codec(quantizer: LibraryQuantizer, bits: int, heads: int, flush: int) -> QuantizedCacheCodec:
+    """The codec of one site; raises `AatcError` when the package is missing, or has no such width."""
+    from transformers import cache_utils
+
+    if bits not in quantizer.widths:
+        listed = ", ".join(map(str, quantizer.widths))
+        raise AatcError(f"{quantizer.name} has no {bits}-bit form", f"use one of {listed} bits")
+    try:
+        layer = getattr(cache_utils, quantizer.layer)(nbits=bits, axis_key=0, axis_value=0, q_group_size=GROUP)
+    except ImportError as error:
+        problem = f"the {quantizer.name} cache needs the package {quantizer.package}"
+        raise AatcError(problem, f"pip install {quantizer.package}") from error
+    return QuantizedCacheCodec(layer, heads, flush)

@@ -15,13 +15,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A captioned table. ``rules`` are the rows that start a new block; ``notes`` stand below the table."""
+    """A captioned table. ``rules`` are the rows that start a new block; ``notes`` stand below the table.
+
+    folded: whether the page shows its caption alone until it is asked for more.
+    """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     rules: frozenset[int] = frozenset()
+    folded: bool = False
 
     @classmethod
     def plain(cls, caption: str, columns: tuple[str, ...], rows: list[list[str]], notes: tuple[str, ...] = ()) -> Table:

@@ -24,6 +24,11 @@ def signed(value: float | None) -> str:
     return f"+{number(value)}" if value is not None and value > 0 else number(value)
 
 
+def change(value: float | None, stderr: float | None) -> str:
+    """A difference with its sign and its standard error, where there is one."""
+    return signed(value) if value is None or stderr is None else f"{signed(value)} ± {number(stderr)}"
+
+
 def spread(mean: float | None, stderr: float | None) -> str:
     """A mean with its standard error, or the mean alone when there is none (a single window)."""
     return number(mean) if mean is None or stderr is None else f"{number(mean)} ± {number(stderr)}"

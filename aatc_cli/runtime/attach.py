@@ -14,13 +14,13 @@ from aatc_cli.core import Side
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, attention_layers, geometry_of
+from aatc_cli.models.quantized import library_codec
 from aatc_cli.models.refusals import check_model
 from aatc_cli.runtime.fused.form import fused_spec
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.packed.form import packed_spec
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.simulated.form import simulated_spec
-from aatc_cli.runtime.simulated.method_codecs import method_codecs
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.store import Coordinates, Kind
 
@@ -114,9 +114,7 @@ def _simulated_codecs(plan: Plan, device: str) -> list[dict[Side, Any]]:
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which no cache holds yet",
             "evaluate it with aatc eval, or plan with --recipe loss-aware",
         )
-    if plan.recipe.packed:
-        return plan.simulated_codecs(device)
-    return method_codecs(plan, plan.transform(), device)
+    return plan.simulated_codecs(device, library=library_codec)
 
 
 def _check_plan(model: nn.Module, plan: Plan) -> None:

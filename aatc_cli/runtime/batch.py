@@ -27,10 +27,9 @@ class Group:
 
     def select(self, places: list[int], rows: list[int], spec: CacheSpec) -> Group:
         """The sequences at ``places`` of this group (any order, repeats allowed), as rows ``rows``, in new stores."""
-        index, stores = torch.tensor(places), spec.stores(len(places))
+        stores = spec.stores(len(places))
         for old, new in zip(self.stores, stores, strict=True):
-            found = old.tensors().items()
-            new.load({name: part.index_select(0, index.to(part.device)) for name, part in found}, old.tokens)
+            new.adopt(old, places)
         return Group(rows, self.offset, self.length, stores)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import masked_attention
-from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.store import LayerView, StoreParts
 from aatc_cli.runtime.store_check import fits_sliding
 
 
-class SlidingStore:
+class SlidingStore(StoreParts):
     """Rotated keys and values [b, min(T, window), C] of b sequences of equal length, in the model's dtype."""
 
     NAMES = ("keys", "values")

@@ -127,10 +127,9 @@ class CompressedState:
         """Undo the last ``count`` tokens of a recorded step."""
         for group, new, before in zip(self.groups, step.counts, step.before, strict=True):
             group.length -= count
-            for store, (keys, values) in zip(before, step.given, strict=True):
-                kept = slice(step.width - new, step.width - count)
-                if count < new:
-                    store.append(keys[group.rows, kept], values[group.rows, kept])
+            kept = slice(step.width - new, step.width - count)
+            for store, after, (keys, values) in zip(before, group.stores, step.given, strict=True):
+                store.again(after, keys[group.rows, kept], values[group.rows, kept])
             group.stores = before
 
     def reset(self) -> None:
@@ -183,7 +182,10 @@ class CompressedState:
             if count:
                 part = call if count == step.width and len(self.groups) == 1 else _part(call, group.rows, count)
                 self._note(step, part, group)
-                group.stores[place].append(part.k_rows, part.v_rows)
+                store = group.stores[place]
+                if store.tokens == 0:
+                    store.watch(part.query, part.key, self._view(part, group))
+                store.append(part.k_rows, part.v_rows)
         if place == len(self.spec.windows) - 1:
             self._check(step.fresh)
             self._step = None
@@ -212,6 +214,7 @@ class CompressedState:
         query, key, value = (x[:, :, :lead] for x in (call.query, call.key, call.value))
         if store.tokens == 0:
             out = exact_attention(call.site, query, key, value, call.scaling)
+            store.watch(query, key, self._view(call, group))
         else:
             out = store.attend(query, self._view(call, group), (key, value))
         store.append(*rows)

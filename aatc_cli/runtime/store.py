@@ -14,7 +14,8 @@ A store has to keep these promises; whoever writes another one (tiles with token
 
 - ``append`` takes exact rows, applies the window rule of `core.layout` and flushes what leaves the window *by itself*:
   the state after n rows is that of n single appends. Rows are coded once, from exact values.
-- ``attend`` changes nothing that is stored. It reads sinks, packed tokens and window under one softmax.
+- ``attend`` changes nothing that is read later, but for sums of what exact tokens receive. It reads sinks, packed
+  tokens and window under one softmax.
 - tensors are replaced or written behind what a ``snapshot`` can see, so that a snapshot stays as it was.
 - ``tensors`` are the whole contents: put into an empty store of the same form and batch with ``load`` they give the
   same store. Saving, copying, beams and selecting rows of a batch are nothing but that.
@@ -27,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from aatc_cli.core.rope import RopeStyle
@@ -81,6 +83,21 @@ class Store(Protocol):
         """Take in rows of the next n tokens and flush what leaves the window."""
         ...
 
+    def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
+        """Told, before their rows are appended, of first tokens that attend to themselves exactly, as a prompt does.
+
+        query [b, Hq, n, D] and keys [b, H, n, D] are rotated. A store whose codes depend on attention looks at them.
+        """
+        ...
+
+    def again(self, after: Any, keys: Tensor, values: Tensor) -> None:
+        """Take again rows [b, n, C] of a step that is taken back in part.
+
+        This store is the snapshot from before the step, ``after`` the store that the whole step was taken with; the
+        state is then as if the rows that are not given had never come.
+        """
+        ...
+
     def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention of rotated queries [b, Hq, q, D] over the store and, causally, over ``fresh``. -> [b, Hq, q, D].
 
@@ -105,9 +122,35 @@ class Store(Protocol):
         """A store in the same state, which stays as it is whatever this one does."""
         ...
 
+    def adopt(self, other: Any, places: Sequence[int]) -> None:
+        """Hold the sequences at ``places`` of a store of the same form, any order, repeats allowed.
+
+        This store is empty before, and made for as many sequences. Neither store sees what the other does later.
+        """
+        ...
+
     def fits(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
         """Whether ``tensors``, of a file, can be the contents of such a store with ``tokens`` tokens."""
         ...
+
+
+class StoreParts:
+    """What most stores do alike: rows of a batch by way of the contents, and no interest in who attends to whom."""
+
+    def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
+        """Nothing of it is kept."""
+
+    def again(self, after: Any, keys: Tensor, values: Tensor) -> None:
+        """Append the rows: what was stored of them does not depend on how they were attended to."""
+        mine: Any = self
+        mine.append(keys, values)
+
+    def adopt(self, other: Any, places: Sequence[int]) -> None:
+        """Hold the sequences at ``places`` of ``other`` in tensors of its own."""
+        mine: Any = self
+        index = torch.tensor(places)
+        found = other.tensors().items()
+        mine.load({name: part.index_select(0, index.to(part.device)) for name, part in found}, other.tokens)
 
 
 class Form(Protocol):

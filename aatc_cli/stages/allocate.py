@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
@@ -11,13 +12,12 @@ from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
 from aatc_cli.console import say
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import Allocation, Energies, require_blocks
-from aatc_cli.core.allocate_methods import MethodTables, allocate_any, width_of
+from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.methods.allocators.one_width import width_of
+from aatc_cli.methods.choices import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.stages.method_tables import load_tables
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
@@ -34,17 +34,32 @@ class Difference:
     derived: int
 
 
+@dataclass(frozen=True)
+class Unmet:
+    """A plan that no allocation gives, by its name, and why."""
+
+    name: str
+    error: AatcError
+
+
 def allocate(
-    run: Run, recipe: Recipe, budgets: list[Budget], *, transform: Path | None = None, force: bool = False
+    run: Run,
+    recipe: Recipe,
+    budgets: list[Budget],
+    *,
+    transform: Path | None = None,
+    force: bool = False,
+    unmet: list[Unmet] | None = None,
 ) -> list[Plan]:
     """Make one Plan per budget from the run's Transform (or the one at ``transform``).
 
-    Raises `AatcError` when a budget cannot be met, `SettingsMismatchError` when a plan exists with other settings.
+    Raises `SettingsMismatchError` when a plan exists with other settings, and `AatcError` when a budget cannot be met,
+    unless those are gathered in ``unmet``.
     """
-    if recipe.allocator == "none":
+    if recipe.choices.allocator.nothing:
         remedy = f"evaluate it directly: aatc eval --recipe {recipe.name}"
         raise UsageError(f"recipe {recipe.name} allocates nothing", remedy)
-    made_from = _transform_for(recipe, transform or run.transform(recipe.transform_name))
+    made_from = transform_for(recipe, transform or run.transform(recipe.transform_name))
     with run.lock():
         energies: Energies | None = None
         plans = []
@@ -54,15 +69,21 @@ def allocate(
                 say(f"allocate: inputs unchanged, nothing to do ({target})")
             else:
                 energies = energies if energies is not None else made_from.energies()
-                derived = derive(made_from, energies, recipe, budget)
+                try:
+                    derived = derive(made_from, energies, recipe, budget)
+                except AatcError as error:
+                    if unmet is None:
+                        raise
+                    unmet.append(Unmet(f"{recipe.name} {budget.label}", error))
+                    continue
                 manifest = Plan.write(target, made_from, recipe, budget, *derived)
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
             plans.append(Plan.open(target))
     return plans
 
 
-def _transform_for(recipe: Recipe, place: Path) -> Transform:
-    """The Transform at ``place``, of the kind and the head groups that the recipe asks for."""
+def transform_for(recipe: Recipe, place: Path) -> Transform:
+    """The Transform at ``place``, of the kind, the head groups and the tables that the recipe asks for."""
     command = _whiten_command(recipe)
     if not place.exists():
         raise ArtifactError(f"there is no transform at {place}", f"run {command} to make it")
@@ -70,6 +91,9 @@ def _transform_for(recipe: Recipe, place: Path) -> Transform:
     kind, found = transform.settings.transform, transform.head_groups
     if kind != recipe.transform:
         raise UsageError(f"recipe {recipe.name} needs a {recipe.transform} transform, not {kind}", f"run {command}")
+    for name in recipe.choices.tables:
+        if name not in transform.settings.tables:
+            raise UsageError(f"recipe {recipe.name} needs the tables of {name}, which {place} lacks", f"run {command}")
     if recipe.head_groups(transform.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
         raise UsageError(problem, f"run {command}")
@@ -77,6 +101,8 @@ def _transform_for(recipe: Recipe, place: Path) -> Transform:
 
 
 def _whiten_command(recipe: Recipe) -> str:
+    if recipe.choices.tables:
+        return f"aatc whiten --recipe {recipe.name}"
     options = (
         ("transform", recipe.transform, "whiten"),
         ("key-groups", recipe.key_groups, "profile"),
@@ -96,8 +122,8 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    if plan.recipe.tokens is not None:
-        plan.classes.require(plan.artifact, made_from.classes(plan.recipe))
+    if derived.classes is not None:
+        plan.classes.require(plan.artifact, derived.classes)
     return differences
 
 
@@ -105,30 +131,25 @@ def derive(
     transform: Transform, energies: Energies, recipe: Recipe, budget: Budget
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
-    geometry, groups = transform.geometry, transform.head_groups
-    recipe = _for_compressed_layers(recipe, geometry)
-    require_blocks(recipe, geometry.channels, groups)
-
-    tables = load_tables(transform, recipe)
-
-    def layout_of(allocation: Allocation) -> CacheLayout:
-        return TokenLayout.of_plan(recipe, geometry, groups, *_streams(allocation))
-
+    planner = Planner.of(transform, energies, recipe)
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
-        fixed = allocate_any(energies, recipe, budget.value, groups, tables)
-        return fixed, layout_of(fixed), budget.value
+        fixed = planner.allocation(budget.value)
+        return fixed, planner.layout(fixed), budget.value
     assert budget.context is not None
-    allowed = allowed_bytes(budget, CacheLayout.nominal_of_recipe(recipe, geometry, groups, 0.0))
+    allowed = allowed_bytes(budget, planner.choices.nominal_layout(planner.geometry, planner.groups, 0.0))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:
         middle = (low + high) // 2
-        allocation = _allocation_or_none(energies, recipe, middle / _GRID, groups, tables)
-        layout = layout_of(allocation) if allocation is not None else None
-        if allocation is None or layout is None or layout.bytes(budget.context) <= allowed:
-            best = (allocation, layout, middle / _GRID) if allocation is not None and layout is not None else best
-            low = middle + 1
+        try:
+            allocation = planner.allocation(middle / _GRID)
+        except AatcError:
+            low = middle + 1  # too few bits for the protected layers, or for any width: the search goes on above
+            continue
+        layout = planner.layout(allocation)
+        if layout.bytes(budget.context) <= allowed:
+            best, low = (allocation, layout, middle / _GRID), middle + 1
         else:
             high = middle - 1
     if best is None:
@@ -136,17 +157,39 @@ def derive(
     return best
 
 
-def _streams(allocation: Allocation) -> tuple[list[list[dict[Side, list[int]]]], list[list[float]], int]:
-    """Widths of an allocation by class, layer and side, shares of the classes by layer, and blocks of one precision."""
-    bits: list[dict[Side, list[int]]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
-    blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-    if allocation.classes is None:
-        return [bits], [[1.0] for _ in bits], blocks
-    by_class: list[list[dict[Side, list[int]]]] = [
-        [{side: layer[side][k] for side in SIDES} for layer in bits]  # type: ignore[misc]
-        for k in range(allocation.classes.counts.shape[1])
-    ]
-    return by_class, allocation.classes.shares.tolist(), blocks
+@dataclass(frozen=True)
+class Planner:
+    """Allocations of one recipe from one Transform; what is read of it serves all budgets."""
+
+    choices: Choices
+    geometry: Geometry
+    groups: HeadGroups
+    energies: Energies
+    tables: MethodTables
+
+    @classmethod
+    def of(cls, transform: Transform, energies: Energies, recipe: Recipe) -> Planner:
+        """Raises `ArtifactError` where the Transform lacks what the recipe reads."""
+        geometry, groups = transform.geometry, transform.head_groups
+        choices = _for_compressed_layers(recipe, geometry).choices
+        choices.require_blocks(geometry.channels, groups)
+        tables = transform.tables(choices)
+        return cls(choices, geometry, groups, energies, tables)
+
+    def allocation(self, bits: float) -> Allocation:
+        """Widths at an average of ``bits``; raises `AatcError` when they cannot be had."""
+        return self.choices.allocate(self.energies, bits, self.groups, self.tables)
+
+    def layout(self, allocation: Allocation) -> CacheLayout:
+        """The byte law of an allocation."""
+        bits: list[dict[Side, Any]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
+        if allocation.classes is None:
+            blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
+            return self.choices.layout(self.geometry, self.groups, [bits], None, blocks)
+        by_class = [
+            [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
+        ]
+        return self.choices.layout(self.geometry, self.groups, by_class, allocation.classes.shares.tolist())
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:
@@ -177,18 +220,9 @@ def _for_compressed_layers(recipe: Recipe, geometry: Geometry) -> Recipe:
     return recipe.model_copy(update={"protect": recipe.protect.model_copy(update={"layers": layers})})
 
 
-def _allocation_or_none(
-    energies: Energies, recipe: Recipe, bits: float, groups: HeadGroups, tables: MethodTables
-) -> Allocation | None:
-    try:
-        return allocate_any(energies, recipe, bits, groups, tables)
-    except AatcError:
-        return None  # too few bits for the protected layers, or for any width: the search goes on above
-
-
 def _require_width(recipe: Recipe, bits: float) -> None:
     """Raise `UsageError` for a budget that a recipe of one width would leave partly unused."""
-    if recipe.allocator == "one-width" and width_of(recipe, bits) != bits:
+    if recipe.choices.allocator.one_width and width_of(recipe, bits) != bits:
         widths = ", ".join(str(width) for width in recipe.allowed_widths if width)
         raise UsageError(
             f"recipe {recipe.name} gives every channel one width, which {bits:g} bits is not",

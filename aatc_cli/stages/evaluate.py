@@ -118,8 +118,8 @@ def _check(settings: EvalSettings, subjects: Sequence[Subject], options: EvalOpt
         for subject in subjects:
             if subject.plan is None:
                 raise UsageError(f"{subject.name} has no quantizer to predict", "evaluate distortion of a plan")
-            if subject.recipe.tokens is not None or not subject.recipe.window.exact:
-                what = "tokens at several rates" if subject.recipe.tokens is not None else "its window in 8 bits"
+            if subject.plan.classes.count > 1 or not subject.recipe.window.exact:
+                what = "tokens at several rates" if subject.plan.classes.count > 1 else "its window in 8 bits"
                 problem = f"the noise of {subject.name}, which keeps {what}, is not predicted"
                 raise UsageError(problem, "use --task kl or perplexity")
             if not subject.recipe.packed:

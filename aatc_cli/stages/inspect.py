@@ -17,7 +17,6 @@ from aatc_cli.core import SIDES
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.inspecting.run import inspect_run
-from aatc_cli.stages.result_tables import read_result, result_table
 
 # in place of zero in divisions and logarithms
 _TINY = 1e-300
@@ -28,7 +27,7 @@ def inspect_path(path: Path, context: int) -> Inspection:
     if path.is_file():
         return _inspect_result(path)
     if not (path / MANIFEST).is_file():
-        return inspect_run(Run(path))
+        return inspect_run(Run(path), context)
     kind = read_manifest(path).kind
     if kind == "plan":
         return inspect_plan(Plan.open(path), context)
@@ -36,6 +35,9 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 
 def _inspect_result(path: Path) -> Inspection:
+    # results of evaluations are read with what made them; other views do without torch
+    from aatc_cli.stages.result_tables import read_result, result_table
+
     result = read_result(path)
     data = result.model_dump(mode="json")
     shown = [[key, _number(value)] for key, value in data.items() if value is not None and not isinstance(value, list)]

@@ -159,7 +159,7 @@ def synthetic_memory(
     """
     results = []
     for recipe in recipes:
-        if recipe.allocator == "none":
+        if recipe.choices.allocator.nothing:
             raise UsageError(f"{recipe.name} stands beside every plan already", "name another --recipe")
         for budget in budgets:
             if budget.unit != "bits" or not recipe.min_bits <= budget.value <= recipe.max_bits:

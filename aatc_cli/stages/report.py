@@ -16,7 +16,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import read_studies
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.allocate import Floats, normalized_energy
+from aatc_cli.core.allocate import Floats
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.evals.memory import MemoryResult
@@ -184,7 +184,7 @@ def _spectrum(run: Run, plans: Sequence[Plan]) -> Spectrum | Absent:
     first = min(chosen[0].geometry.leading(recipe.protect.layers), last)
     layers = tuple(sorted({first, (first + last) // 2, last}))
     energy: dict[tuple[int, Side], Floats] = {
-        (layer, side): normalized_energy(energies[layer][side], side, recipe) for layer in layers for side in SIDES
+        (layer, side): recipe.choices.energy(energies[layer][side], side) for layer in layers for side in SIDES
     }
     views = [_view(plan) for plan in chosen]
     levels = tuple(

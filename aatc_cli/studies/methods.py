@@ -15,10 +15,10 @@ from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.models.quantized import QuantizedCacheCodec
+from aatc_cli.models.quantized import library_codec
 from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies.definition import Study, StudyMethod
 from aatc_cli.studies.matching import Matcher
 
@@ -46,8 +46,8 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
         if name not in named:
             raise UsageError(f"the study {study.name} has no recipe {name!r}", f"it has {', '.join(sorted(named))}")
     for method, recipe in found:
-        if (recipe.allocator == "none") == bool(method.budgets or method.packed):
-            needs = "has budgets and takes none" if recipe.allocator == "none" else "has no budgets"
+        if (recipe.choices.allocator.nothing) == bool(method.budgets or method.packed):
+            needs = "has budgets and takes none" if recipe.choices.allocator.nothing else "has no budgets"
             raise UsageError(f"recipe {recipe.name} of the study {study.name} {needs}", "mend the study's file")
     return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
 
@@ -89,7 +89,7 @@ class Methods:
             asked=None,
             matched=False,
         )
-        if recipe.allocator == "none":
+        if recipe.choices.allocator.nothing:
             yield Contestant(
                 plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
             )
@@ -121,9 +121,8 @@ class Methods:
         transform = place.transform(recipe.transform_name)
         if not transform.exists():
             self._whiten(place, recipe, row.stats)
-        if recipe.quantizer in ("quanto", "hqq"):
-            # a package that is missing is found here, and not after other methods have run
-            QuantizedCacheCodec.of(recipe.quantizer, recipe.max_bits, 1, recipe.window.flush)
+        # a package that is missing is found here, and not after other methods have run
+        recipe.choices.quantizer.ready(library_codec, recipe.max_bits, recipe.window.flush)
         budget = self._matched(place, recipe, row) if row.matched else Budget(unit="bits", value=row.asked)
         plan = allocate(place, recipe, [budget], force=self.force)[0]
         return Subject(plan.recipe, plan)
@@ -152,9 +151,7 @@ class Methods:
             place,
             transform_stats=rates if stats or not basis.exists() else basis,
             rate_stats=rates,
-            transform=recipe.transform,
-            key_groups=recipe.key_groups,
-            value_groups=recipe.value_groups,
+            wanted=Wanted.by(recipe),
         )
 
 

@@ -16,7 +16,7 @@ from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.manifest import ModelIdentity
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
-from aatc_cli.artifacts.transform import TransformKind, WhitenSettings
+from aatc_cli.artifacts.transform import WhitenSettings
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Geometry, Window
 from aatc_cli.console import say
@@ -33,13 +33,15 @@ from aatc_cli.stages.collecting.job import CollectJob
 from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.stopwatch import clock
-from aatc_cli.stages.whiten import whiten, whiten_layer
+from aatc_cli.stages.whiten import Wanted, whiten
+from aatc_cli.stages.whitening import whiten_layer
+from aatc_cli.text.windows import Windows
 
 # rotary base of Llama 3.1
 _THETA = 500_000.0
 # passes of a repeat
 _PASSES = 2
-_KINDS: tuple[TransformKind, ...] = ("whiten", "metric")
+_KINDS: tuple[str, ...] = ("whiten", "metric")
 # tokens of a window that enter no statistic, and those that a gradient needs more than
 _SKIPPED = 4
 _EXACT = Window().sinks + Window().recent
@@ -92,7 +94,8 @@ class OfflineBench:
             geometry=self.geometry,
         )
         how = {"dtype": str(self.model.dtype).removeprefix("torch."), "device": str(self.device)}
-        return CollectJob(settings, identity, [], attention_sites(self.model), str(self.device), how)
+        drawn = Windows(windows.cpu(), [], nothing)
+        return CollectJob(settings, identity, drawn, None, attention_sites(self.model), str(self.device), how)
 
     @torch.no_grad()
     def forward(self, windows: Tensor, batch: int) -> float:
@@ -197,19 +200,19 @@ def _whitened(bench: OfflineBench, size: Size, place: Run) -> list[SpeedRow]:
     job.write(place.stats(), windows.shape[0], windows.shape[0])
     samples, device = job.layers[0].filled, bench.device
 
-    def command(kind: TransformKind) -> float:
+    def command(kind: str) -> float:
         began = time.perf_counter()
         whiten(
             place,
             transform_stats=place.stats(),
             rate_stats=place.stats(),
-            transform=kind,
+            wanted=Wanted(kind),
             device=str(device),
             force=True,
         )
         return time.perf_counter() - began
 
-    def some(kind: TransformKind, where: torch.device, layers: list[LayerStats]) -> float:
+    def some(kind: str, where: torch.device, layers: list[LayerStats]) -> float:
         began = time.perf_counter()
         for stats in layers:
             whiten_layer(stats, stats, WhitenSettings(transform=kind), where)

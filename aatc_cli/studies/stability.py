@@ -24,7 +24,6 @@ from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget
 from aatc_cli.console import progress, say, working
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import channel_curves
 from aatc_cli.core.weights import fisher_weights
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.forced.scores import Scores, score_windows
@@ -37,7 +36,7 @@ from aatc_cli.models.limits import check_length, check_tokens
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_model, load_tokenizer, pick_dtype
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.evaluate import EvalSettings
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.text.windows import Windows, consecutive_windows
 
 
@@ -67,7 +66,7 @@ def stability(
     """
     if len(stats) < 2 or len({path.name for path in stats}) < len(stats):
         raise UsageError("stability compares two or more Stats of different names", "repeat --stats")
-    if recipe.allocator == "none":
+    if recipe.choices.allocator.nothing:
         raise UsageError(f"recipe {recipe.name} is calibrated on nothing", "name a recipe that makes plans")
     with working(f"opening {source.name}"):
         config, tokenizer = load_config(source), load_tokenizer(source)
@@ -113,15 +112,7 @@ def stability(
 
 def _plan(run: Run, stats: Path, recipe: Recipe, budget: Budget) -> Plan:
     place = run.within("stability", stats.name)
-    whiten(
-        place,
-        transform_stats=stats,
-        rate_stats=stats,
-        transform=recipe.transform,
-        key_groups=recipe.key_groups,
-        value_groups=recipe.value_groups,
-        force=True,
-    )
+    whiten(place, transform_stats=stats, rate_stats=stats, wanted=Wanted.by(recipe), force=True)
     return allocate(place, recipe, [budget], force=True)[0]
 
 
@@ -130,7 +121,7 @@ def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
     """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
     transform = plan.transform()
     sums: list[list[float]] = [[] for _ in stats]
-    classes = transform.classes(plan.recipe) if plan.recipe.tokens is not None else None
+    classes = transform.tables(plan.recipe.choices).classes
     for layer, widths in enumerate(plan.bits):
         held = [artifact.layer(layer) for artifact in stats]
         for side in SIDES:
@@ -139,7 +130,7 @@ def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
             rows = np.array(widths[side]).reshape(-1, variance.size)
             # a class of tokens counts by its share and by what noise in it costs
             parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
-            noise = parts @ channel_curves(variance, plan.recipe)[np.arange(variance.size), rows]
+            noise = parts @ plan.recipe.choices.channel_curves(variance)[np.arange(variance.size), rows]
             for total, layer_stats in zip(sums, held, strict=True):
                 weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
                 total.append(0.5 * float(np.sum(noise * weights)))

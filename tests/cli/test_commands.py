@@ -72,16 +72,18 @@ def test_the_whole_pipeline_with_json(aatc: Any, collect: Any, tiny_llama: Path,
         "allocate", "--run", run, "--budget", 3, "--budget", 4.5, "--recipe", "paper", "--recipe", "var-only", "--json"
     )
     names = ["paper-3", "paper-4.5", "var-only-3", "var-only-4.5"]
-    assert [Path(fact["plan"]).name for fact in plans.json] == names
+    assert [Path(fact["path"]).name for fact in plans.json] == names
     assert sorted(p.name for p in (run / "plans").iterdir()) == names
     for fact in plans.json:
-        plan = Plan.open(Path(fact["plan"]))
-        assert fact["digest"] == plan.digest
+        plan = Plan.open(Path(fact["path"]))
+        assert fact["plan"] == plan.digest
         assert fact["bits_mean"] == plan.mean_bits
         assert fact["bytes_total"] == plan.layout.bytes(8192)
 
     check = aatc("allocate", "--check", run / "plans" / "paper-3", "--json")
-    assert (check.code, check.json["identical"], check.json["differences"]) == (0, True, [])
+    [checked] = check.json
+    assert (check.code, checked["identical"], checked["differences"]) == (0, True, [])
+    assert (checked["plan"], checked["path"]) == (plans.json[0]["plan"], plans.json[0]["path"])
 
     assert len(aatc("inspect", "--run", run, "--json").json["artifacts"]) == 6
     assert aatc("inspect", "--run", run, "--budget", 3, "--json").json["budget"] == "3"
@@ -273,7 +275,8 @@ def test_check_prints_the_difference_and_exits_1(aatc: Any, run_folder: Path, sn
     data = aatc("allocate", "--check", path, "--json")
     assert data.code == 1
     difference = {"layer": 2, "side": "v", "channel": 5, "planned": old + 1, "derived": old}
-    assert data.json == {"plan": str(path), "identical": False, "differences": [difference]}
+    digest = Plan.open(path).digest
+    assert data.json == [{"plan": digest, "path": str(path), "identical": False, "differences": [difference]}]
     assert snapshot(run_folder) == before
 
 
@@ -284,11 +287,41 @@ def test_check_with_a_transform_elsewhere(aatc: Any, run_folder: Path, tmp_path:
     assert aatc("allocate", "--check", path, "--transform", tmp_path / "moved").code == 0
 
 
+def test_check_of_many_plans_at_once(aatc: Any, run_folder: Path) -> None:
+    assert aatc("allocate", "--run", run_folder, "--budget", 3.5, "--budget", 4, "-q").code == 0
+    plans = sorted((run_folder / "plans").iterdir())
+    every = aatc("allocate", "--check", *plans)
+    assert (every.code, every.out.count(": identical (")) == (0, 3)
+    (plans[1] / "manifest.json").write_text("{}", "utf-8")
+    some = aatc("allocate", "--check", *plans, "--json")
+    assert some.code == 1
+    assert [(found["path"], found["identical"]) for found in some.json] == [
+        (str(plan), plan is not plans[1]) for plan in plans
+    ]
+    assert "schema version None" in some.json[1]["error"]
+    refused = aatc("allocate", *plans)
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_a_budget_that_cannot_be_met_does_not_stop_the_others(aatc: Any, run_folder: Path) -> None:
+    budgets = [word for bits in (0.05, 3.5, 0.1, 4) for word in ("--budget", bits)]
+    outcome = aatc("allocate", "--run", run_folder, *budgets, "--json")
+    assert outcome.code == 1
+    assert [fact["budget"] for fact in outcome.json] == ["3.5", "4"]
+    assert {plan.name for plan in (run_folder / "plans").iterdir()} == {"paper-3", "paper-3.5", "paper-4"}
+    [error] = [line for line in outcome.err.splitlines() if line.startswith("Error: ")]
+    assert error.startswith("Error: 2 of 4 plans cannot be made: paper 0.05: ")
+    assert "; paper 0.1: " in error
+    alone = aatc("allocate", "--run", run_folder, "--budget", 0.05)
+    assert (alone.code, alone.out) == (1, "")
+    assert "cannot be made" not in alone.err
+
+
 @pytest.mark.parametrize("options", [("--ratio", 3.5), ("--bytes", "1.1MB")])
 def test_ratio_and_bytes_are_met(aatc: Any, run_folder: Path, options: tuple[str, object]) -> None:
     facts = aatc("allocate", "--run", run_folder, *options, "--context", 8192, "--json").json
     assert len(facts) == 1
-    plan = Plan.open(Path(facts[0]["plan"]))
+    plan = Plan.open(Path(facts[0]["path"]))
     if options[0] == "--ratio":
         assert 3.5 <= plan.layout.ratio(8192) < 3.6
     else:
@@ -378,31 +411,38 @@ def test_a_terminal_without_the_characters(run_folder: Path) -> None:
     assert "channels at 0..16 bits" in result.stdout
 
 
-def test_ctrl_c_in_a_process(tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "aatc_cli",
-        "collect",
-        "--run",
-        str(tmp_path / "run"),
-        "--model",
-        str(tiny_llama),
-        "--text",
-        str(corpus),
-        "--samples",
-        "490",
-        "--length",
-        "48",
-        "--checkpoint-seconds",
-        "0",
-    ]
-    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    # the first line comes when everything is loaded; the windows take several seconds, however late the signal is
-    assert running.stderr.readline().startswith("collect: 490 steps")
+# stops itself once a window is done, so that the signal comes in the middle on any machine. Who starts the tests may
+# have had SIGINT ignored, as a shell does for what it puts into the background, and that is inherited
+STOPS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from aatc_cli.__main__ import main
+from aatc_cli.stages.collecting.job import CollectJob
+write = CollectJob.write
+def stopping(*arguments):
+    done = write(*arguments)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return done
+CollectJob.write = stopping
+main()
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["shell", "background"])
+def test_ctrl_c_in_a_process(tiny_llama: Path, corpus: Path, tmp_path: Path, ignored: bool) -> None:
+    asked = ("--run", tmp_path / "run", "--model", tiny_llama, "--text", corpus, "--samples", 9, "--length", 48)
+    command = [sys.executable, "-c", STOPS, "collect", *map(str, asked), "--checkpoint-seconds", "0"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
+    try:
+        running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    _, status = os.waitpid(running.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
     running.send_signal(signal.SIGINT)
-    out, rest = running.communicate(timeout=60)
+    running.send_signal(signal.SIGCONT)
+    out, rest = running.communicate(timeout=600)
     assert (running.returncode, out) == (130, "")
     assert rest.splitlines()[-2] == "Error: interrupted"
     assert not (tmp_path / "run" / "stats").exists()

@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.core.head_rates import WIDEST, fitted_curves, head_errors
-from aatc_cli.core.precision_blocks import (
-    SIZES,
-    WIDTHS,
-    Block,
-    BlockCodec,
-    block_errors,
-    block_widths,
-    blocks_of,
-    choose_blocks,
-)
+from aatc_cli.core.block_codec import BlockCodec, block_errors
+from aatc_cli.core.grouped import head_errors
+from aatc_cli.core.head_rates import WIDEST, fitted_curves
+from aatc_cli.core.precision_blocks import SIZES, WIDTHS, Block, block_widths, blocks_of, choose_blocks
 from aatc_cli.core.ranks import proportional_ranks, rounded_rank
 from aatc_cli.errors import AatcError
 
@@ -48,7 +41,7 @@ def test_ranks_in_whole_multiples():
 def test_errors_per_head_are_those_of_the_quantizer():
     torch.manual_seed(0)
     rows = torch.randn(300, 32) * torch.cat((torch.ones(16), torch.full((16,), 3.0)))
-    errors = head_errors(rows, 2)
+    errors = head_errors(rows, 2, WIDEST)
     assert errors.shape == (2, WIDEST + 1)
     assert errors[:, 0].tolist() == pytest.approx(
         [float(rows[:, :16].square().mean()), float(rows[:, 16:].square().mean())]

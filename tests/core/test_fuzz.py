@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import lloyd
+from aatc_cli.core.block_codec import BlockCodec
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.grouped import GroupedMinMax
 from aatc_cli.core.joint import JointCodec
 from aatc_cli.core.linear import LinearCodec
 from aatc_cli.core.plain import Float8Codec, NormedLloyd
-from aatc_cli.core.precision_blocks import Block, BlockCodec
+from aatc_cli.core.precision_blocks import Block
 from aatc_cli.core.quantizer import code_range
 from aatc_cli.core.scales import scale_grid
 from aatc_cli.core.signposts import SignpostCodec

@@ -9,10 +9,9 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from aatc_cli.config import MAX_BITS
+from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM
 from aatc_cli.core.lloyd import (
     CANDIDATES,
-    DISTORTION,
-    DISTORTION_UNIFORM,
     LLOYD_BITS,
     Tables,
     dequantize,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.core.signposts import SignpostCodec, outlier_count, place_signposts
+from aatc_cli.core.overheads import outlier_count
+from aatc_cli.core.signposts import SignpostCodec, place_signposts
 
 
 def best_partition(values, weights, count):

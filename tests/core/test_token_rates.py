@@ -11,15 +11,16 @@ import torch
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import SiteEnergy, allocate, reverse_waterfill
+from aatc_cli.core.allocate import SiteEnergy, reverse_waterfill
+from aatc_cli.core.curves import DISTORTION
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, packed_tokens
-from aatc_cli.core.lloyd import DISTORTION
-from aatc_cli.core.received import BINS, PROBES, bin_costs, bin_edges, probe_sums, received_bins
+from aatc_cli.core.rated import received_table
+from aatc_cli.core.received import PROBES, bin_costs, bin_edges, probe_sums, received_bins
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.token_classes import TokenClasses, received_table, token_classes
-from aatc_cli.core.token_layout import TokenLayout
-from aatc_cli.core.token_rates import allocate_classes
+from aatc_cli.core.token_classes import TokenClasses, token_classes
 from aatc_cli.errors import AatcError
+from aatc_cli.methods.choices import MethodTables
 from aatc_cli.profiles import load_recipe
 
 RECIPE = load_recipe("loss-aware-tokens")
@@ -151,7 +152,7 @@ def test_split_of_the_bits_is_the_best_there_is(seed, counts):
     recipe = RECIPE.model_copy(update={"max_bits": 5})
     total = 6 * sum(counts)
     for average in (0.4, 1.0, 2.2):
-        found = allocate_classes(energies, recipe, average, ONE, classes)
+        found = recipe.choices.allocate(energies, average, ONE, MethodTables(classes=classes))
         budget = math.floor(average * total)
         spent = sum(counts[k] * int(widths.sum()) for side in SIDES for k, widths in enumerate(found.bits[0][side]))
         assert spent <= budget
@@ -168,8 +169,8 @@ def test_split_of_the_bits_is_the_best_there_is(seed, counts):
 def test_equal_costs_give_every_class_the_same_widths():
     energies = energies_of(3, 8)
     classes = classes_of([[10, 10]] * 3, {side: [[1.0, 1.0]] * 3 for side in SIDES})
-    plain = allocate(energies, load_recipe("loss-aware"), 2.0)
-    found = allocate_classes(energies, RECIPE, 2.0, ONE, classes)
+    plain = load_recipe("loss-aware").choices.allocate(energies, 2.0)
+    found = RECIPE.choices.allocate(energies, 2.0, ONE, MethodTables(classes=classes))
     for layer, widths in zip(found.bits, plain.bits, strict=True):
         for side in SIDES:
             assert (np.abs(layer[side] - widths[side]) <= 1).all()
@@ -178,7 +179,7 @@ def test_equal_costs_give_every_class_the_same_widths():
 
 def test_a_class_that_costs_nothing_is_dropped():
     classes = classes_of([[10, 30]] * 2, {side: [[0.0, 4 / 3]] * 2 for side in SIDES})
-    found = allocate_classes(energies_of(2, 8), RECIPE, 1.0, ONE, classes)
+    found = RECIPE.choices.allocate(energies_of(2, 8), 1.0, ONE, MethodTables(classes=classes))
     assert all(not layer[side][0].any() and layer[side][1].any() for layer in found.bits for side in SIDES)
     mean = sum(int(layer[side][1].sum()) for layer in found.bits for side in SIDES) * 0.75 / 32
     assert mean == pytest.approx(1.0, abs=0.03)
@@ -221,7 +222,7 @@ def test_bytes_are_those_of_streams_counted_one_by_one(tokens):
         [{side: random.integers(0, 9, 16).tolist() if k else [0] * 16 for side in SIDES} for _ in range(2)]
         for k in range(3)
     ]
-    layout = TokenLayout.of_classes(RECIPE, geometry, ONE, bits, shares)
+    layout = RECIPE.choices.layout(geometry, ONE, bits, shares)
     packed = packed_tokens(tokens, RECIPE.window)
     counted = [counted_bytes([b[layer] for b in bits], shares[layer], packed, 16) for layer in range(2)]
     parts = layout.breakdown(tokens)
@@ -260,12 +261,12 @@ def test_window_of_eight_bits_by_counting():
     narrow = recipe.model_copy(update={"window": Window(key_bits=8, value_bits=8)})
     half = recipe.model_copy(update={"window": Window(value_bits=8)})
     bits = [{side: [2] * 16 for side in SIDES}] * 3
-    wide, held = (CacheLayout.of_recipe(r, geometry, ONE, bits).breakdown(1000) for r in (recipe, narrow))
+    wide, held = (r.choices.layout(geometry, ONE, [bits]).breakdown(1000) for r in (recipe, narrow))
     # 16 bytes and two float16 scales in place of 32 bytes
     assert wide["window"] == 128 * 6 * 32
     assert held["window"] == 128 * 6 * 20
     assert held["sinks"] == 4 * 6 * 20
-    assert CacheLayout.of_recipe(half, geometry, ONE, bits).breakdown(1000)["window"] == 128 * 3 * (32 + 20)
+    assert half.choices.layout(geometry, ONE, [bits]).breakdown(1000)["window"] == 128 * 3 * (32 + 20)
     assert {k: v for k, v in held.items() if k not in ("window", "sinks")} == {
         k: v for k, v in wide.items() if k not in ("window", "sinks")
     }
@@ -273,12 +274,11 @@ def test_window_of_eight_bits_by_counting():
 
 def test_nominal_law_counts_tags():
     geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
-    plain = CacheLayout.nominal_of_recipe(RECIPE, geometry, ONE, 2.0)
-    found = TokenLayout.nominal_of_classes(RECIPE, geometry, ONE, 2.0)
+    plain = CacheLayout.nominal(geometry, RECIPE.window, ONE, 2.0)
+    found = RECIPE.choices.nominal_layout(geometry, ONE, 2.0)
     packed = packed_tokens(8192, RECIPE.window)
     # three bits for one of five classes: six bytes per block of 16 tokens and layer
     assert found.breakdown(8192)["class_tags"] == 3 * packed // 16 * 6
     assert found.breakdown(8192)["codes_keys"] == plain.breakdown(8192)["codes_keys"]
-    assert TokenLayout.nominal_of_classes(load_recipe("paper"), geometry, ONE, 2.0) == CacheLayout.nominal_of_recipe(
-        load_recipe("paper"), geometry, ONE, 2.0
-    )
+    paper = load_recipe("paper")
+    assert paper.choices.nominal_layout(geometry, ONE, 2.0) == CacheLayout.nominal(geometry, paper.window, ONE, 2.0)

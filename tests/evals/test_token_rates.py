@@ -11,9 +11,10 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.received import received_attention, watched_lags
+from aatc_cli.core.rated import RatedCodec
+from aatc_cli.core.received import received_attention
+from aatc_cli.core.received_bins import watched_lags
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.evals.forced.scores import score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.evals.forced.token_rates import rated_logits

@@ -21,11 +21,11 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import allocate, normalized_energy
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, ArtifactError
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import dump, load_recipe
 from aatc_cli.report.data.run import ReportData
 from aatc_cli.report.figures.distortion import distortion_figure
@@ -91,7 +91,7 @@ def add_transform(run: Run, model: ModelIdentity, seed: int = 0) -> str:
 
 def add_plan(run: Run, model: ModelIdentity, chosen: Recipe, bits: float, transform: str) -> str:
     energies = Transform.open(run.transform("whiten")).energies()
-    result = allocate(energies, chosen, bits)
+    result = chosen.choices.allocate(energies, bits)
     budget = Budget(unit="bits", value=bits)
     with ArtifactWriter(run.plan(chosen.name, budget), "plan") as writer:
         for layer, sites in enumerate(result.bits):
@@ -282,6 +282,7 @@ def test_csv_and_json_hold_every_evaluation(made: tuple[Run, list[Evaluation], R
             "kl_windows",
             "nll_windows",
             "nll_reference_windows",
+            "traces",
         }:
             value = getattr(e, field)
             read = row[field]
@@ -322,7 +323,6 @@ def test_markdown_numbers_are_the_evaluations(made: tuple[Run, list[Evaluation],
     assert paper["NLL (nats)"] == "3.26 ± 0.0707"
     assert paper["ΔNLL"] == "+0.0456"
     assert paper["perplexity"] == "25.9 ± 1.83"
-    assert paper["windows x length (from)"] == "6 x 1024 (256)"
     assert rows[0]["perplexity"] == "-"
 
 
@@ -530,7 +530,7 @@ def test_spectrum_is_sorted_energy_with_the_plans_levels(
     assert [(p.side, p.layer) for p in panels] == [("k", 1), ("k", 2), ("k", 3), ("v", 1), ("v", 2), ("v", 3)]
     energies = Transform.open(made[0].transform("whiten")).energies()
     for panel in panels:
-        energy = normalized_energy(energies[panel.layer][panel.side], panel.side, recipe("paper"))
+        energy = recipe("paper").choices.energy(energies[panel.layer][panel.side], panel.side)
         assert panel.energy == tuple(sorted(energy.tolist(), reverse=True))
         assert dict(panel.levels) == {
             f"{plan.budget} bits": plan.water_level[panel.side] for plan in data.plans if plan.recipe == "paper"

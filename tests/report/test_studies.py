@@ -16,12 +16,11 @@ from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry, HeadGroups
-from aatc_cli.core.layout import CacheLayout
+from aatc_cli.core.compare import Figure, difference, interval, tied
 from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
 from aatc_cli.profiles import load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report.data.published import published_for, read_published
 from aatc_cli.report.series import studies as series
-from aatc_cli.report.series.compare import Figure, difference, interval, tied
 from aatc_cli.report.series.plans import CAUSES, causes
 from aatc_cli.report.tables.scores import marks_of, score_text
 from aatc_cli.stages.report import load_report, make_report
@@ -353,7 +352,7 @@ def test_bytes_of_every_method_add_up_by_cause(recipe):
         full_layers=(0, 2, 4),
     )
     bits = 8.0 if recipe == "fp8" else 2.0
-    layout = CacheLayout.nominal_of_recipe(load_recipe(recipe), geometry, HeadGroups.both(1), bits)
+    layout = load_recipe(recipe).choices.nominal_layout(geometry, HeadGroups.both(1), bits)
     found = causes(layout, 3000)
     assert list(found) == list(CAUSES)
     assert sum(found.values()) == layout.bytes(3000)

@@ -115,8 +115,8 @@ def filled(real, session, repeats):
     real.model(real.text[:, :12], **{session.keyword: cache})
     state = cache.state
     for store in state.groups[0].stores:
-        keys = torch.cat((store.sink_keys, store.ring_keys), 1).repeat(1, repeats, 1)
-        values = torch.cat((store.sink_values, store.ring_values), 1).repeat(1, repeats, 1)
+        keys = torch.cat((store.exact.sink_keys, store.exact.ring_keys), 1).repeat(1, repeats, 1)
+        values = torch.cat((store.exact.sink_values, store.exact.ring_values), 1).repeat(1, repeats, 1)
         store.append(keys, values)
     state.columns = state.groups[0].length = state.groups[0].stores[0].tokens
     return cache

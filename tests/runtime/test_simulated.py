@@ -7,10 +7,11 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
+from aatc_cli.core.block_codec import BlockCodec
 from aatc_cli.core.grouped import GroupedMinMax
 from aatc_cli.core.joint import JointCodec
 from aatc_cli.core.linear import LinearCodec
-from aatc_cli.core.precision_blocks import Block, BlockCodec
+from aatc_cli.core.precision_blocks import Block
 from aatc_cli.core.signposts import SignpostCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.chunked import chunked_logits

@@ -77,7 +77,7 @@ def test_bytes_are_the_law_at_every_length(codec, window, batch, length, seed):
         assert store.packed == packed_tokens(t + 1, window)
     # every piece of the law occurred, or the equality says little
     assert all(count > 0 for count in layout.breakdown(length, batch).values() if window.sinks or count)
-    held = {id(v) for v in vars(store).values() if isinstance(v, torch.Tensor)}
+    held = {id(v) for part in (store, store.exact) for v in vars(part).values() if isinstance(v, torch.Tensor)}
     held |= {id(v) for stream in store.streams for v in vars(stream).values() if isinstance(v, torch.Tensor)}
     assert held == {id(tensor) for tensor in store.tensors().values()}
 
@@ -139,7 +139,7 @@ def test_contents_are_the_codec_s_own(codec, quantizer, bias):
         torch.testing.assert_close(
             value.transpose(1, 2).flatten(2), expected[1][:, token : token + 1], rtol=1e-12, atol=1e-12
         )
-    assert torch.equal(store.sink_keys, keys[:, :3])
+    assert torch.equal(store.exact.sink_keys, keys[:, :3])
     recent_keys, recent_values, first = store.recent()
     assert first == 55
     assert torch.equal(recent_keys, keys[:, 55:])

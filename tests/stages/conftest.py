@@ -82,3 +82,48 @@ def with_gradients(corpus: Path) -> Callable[[Path, Path], Run]:
         return run
 
     return make
+
+
+@pytest.fixture(scope="session")
+def evaluated() -> Callable[..., list[Path]]:
+    """Write evaluations of a plan of a run as if they had been measured: KL by name of the text."""
+    from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
+    from aatc_cli.artifacts.plan import Plan
+
+    def write(run: Path, name: str, plan: str | None = None, **kl: float) -> list[Path]:
+        opened = Plan.open(run / "plans" / name)
+        return [
+            write_evaluation(
+                run / "evals",
+                Evaluation(
+                    task="kl",
+                    recipe=opened.recipe.name,
+                    budget=opened.budget.label,
+                    model=opened.model.name,
+                    plan=plan or opened.digest,
+                    bits=opened.mean_bits,
+                    bits_at_context=3.8,
+                    ratio=4.2,
+                    context=64,
+                    text=text,
+                    text_sha256="s",
+                    windows=1,
+                    length=64,
+                    stride=64,
+                    first_position=0,
+                    tokens_scored=63,
+                    sinks=4,
+                    recent=8,
+                    flush=4,
+                    kl_mean=mean,
+                    kl_stderr=0.001,
+                    seconds=1.5,
+                    device="cpu",
+                    dtype="float32",
+                    versions={},
+                ),
+            )
+            for text, mean in kl.items()
+        ]
+
+    return write

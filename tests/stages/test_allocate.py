@@ -14,14 +14,13 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Budget, make_budget
 from aatc_cli.core import SIDES
-from aatc_cli.core.allocate import normalized_energy
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, UsageError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import Difference, allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 CHANNELS = 2 * 4 * 32
 FREE = load_recipe("paper").model_copy(update={"name": "free", "protect": load_recipe("fp16").protect})
@@ -208,7 +207,7 @@ def test_check_of_a_loss_aware_plan(tiny_llama: Path, corpus: Path, tmp_path: Pa
     settings = CollectSettings(samples=3, length=160, fisher=2)
     mixture = TextMixture(sources=[str(corpus)], samples=3, length=160)
     collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions())
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="metric")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted(transform="metric"))
     plan = plan_of(tmp_path, bits(2.0), load_recipe("loss-aware"))
     assert 1.98 < plan.mean_bits <= 2.0
     assert check(plan) == []
@@ -308,7 +307,12 @@ def test_recipes_of_different_head_groups_live_side_by_side(run_folder: Path) ->
     with pytest.raises(UsageError, match="needs other head groups than the 1 head group of") as caught:
         plan_of(run_folder, bits(3.0), split, transform=run.transform("whiten"))
     assert caught.value.hint == f"run {command}"
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), key_groups="per-head", value_groups="all")
+    whiten(
+        run,
+        transform_stats=run.stats(),
+        rate_stats=run.stats(),
+        wanted=Wanted(key_groups="per-head", value_groups="all"),
+    )
     for recipe, (keys, values) in ((split, (2, 1)), (FREE, (1, 1))):
         plan = plan_of(run_folder, bits(3.0), recipe)
         assert plan.manifest.results["head_groups"] == {"k": keys, "v": values}
@@ -382,6 +386,6 @@ def test_recorded_results_are_those_of_the_widths(base_run: Path) -> None:
     total = 0.0
     energies = plan.transform().energies()
     for layer, sites in enumerate(energies):
-        energy = normalized_energy(sites["v"], "v", plan.recipe)
+        energy = plan.recipe.choices.energy(sites["v"], "v")
         total += sum(e * 4.0**-b for e, b in zip(energy, plan.bits[layer]["v"], strict=True))
     assert results["predicted"]["v"] == pytest.approx(total, rel=1e-8)

@@ -30,7 +30,7 @@ from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.runtime.packed.site import SiteCodec
 from aatc_cli.stages.allocate import allocate, check, derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 KINDS = ("identity", "whiten", "metric")
 GROUPS = (("profile", "profile"), ("per-head", "all"), ("all", "per-head"))
@@ -59,9 +59,7 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
             run,
             transform_stats=run.stats(),
             rate_stats=run.stats(),
-            transform=kind,
-            key_groups=keys,
-            value_groups=values,
+            wanted=Wanted(transform=kind, key_groups=keys, value_groups=values),
         )
     return run
 
@@ -192,14 +190,7 @@ def test_plans_by_blocks_are_reproduced_and_pack(run: Run, name: str, block: int
     protect = recipe.protect.model_copy(update={"layers": min(recipe.protect.layers, 1)})
     changes = {"name": f"{name}-{block}", "block": block, "window": WINDOW, "protect": protect}
     recipe = recipe.model_copy(update=changes)
-    whiten(
-        run,
-        transform_stats=run.stats(),
-        rate_stats=run.stats(),
-        transform=recipe.transform,
-        key_groups="per-head",
-        value_groups="per-head",
-    )
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
     plans = allocate(run, recipe, [make_budget(bits=2.5), make_budget(ratio=3.0, context=8192)])
     generator = torch.Generator().manual_seed(3)
     for plan in plans:

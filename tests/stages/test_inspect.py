@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.config import make_budget
@@ -70,9 +72,49 @@ def test_a_run(run_folder: Path) -> None:
     inspection = inspect_run(Run(run_folder))
     paths = ["other-stats", "stats", "transforms/identity", "transforms/whiten", "plans/paper-3"]
     assert [entry["path"] for entry in inspection.data["artifacts"]] == paths
-    assert inspection.data["evaluations"] == [EVALUATION.file_name]
-    assert [row[0] for row in shown(inspection)] == [*paths, EVALUATION.file_name]
+    [evaluation] = inspection.data["evaluations"]
+    assert (evaluation["path"], evaluation["plan"]) == (f"evals/{EVALUATION.file_name}", None)
+    assert [row[0] for row in shown(inspection)] == [*paths[:-1], "paper-3", "kl", ".stats.partial"]
     assert inspect_path(run_folder, 8192).data == inspection.data
+
+
+def test_plans_of_a_run_with_what_was_measured(run_folder: Path, evaluated: Any) -> None:
+    evaluated(run_folder, "paper-3", one=0.02, two=0.01)
+    evaluated(run_folder, "paper-3", plan="0" * 64, three=0.5)
+    plan = Plan.open(run_folder / "plans" / "paper-3")
+    inspection = inspect_run(Run(run_folder), 1024)
+    [found] = inspection.data["plans"]
+    assert (found["plan"], found["path"]) == (plan.digest, str(plan.path))
+    assert (found["bits_packed"], found["bytes_total"]) == (plan.layout.bits_packed, plan.layout.bytes(1024))
+    assert found["kl"] == {"one": {"mean": 0.02, "stderr": 0.001}, "two": {"mean": 0.01, "stderr": 0.001}}
+    assert (found["kl_worst"], found["stale"]) == (0.02, None)
+    assert datetime.fromisoformat(found["made"]) <= datetime.now(UTC)
+    # what was measured joins by digest; of a plan that is no longer here it says so
+    gone = {each["text"]: (each["plan"] == plan.digest, each["stale"]) for each in inspection.data["evaluations"]}
+    assert gone == {"one": (True, None), "two": (True, None), "three": (False, "plan changed")}
+    [row] = [row for row in shown(inspection) if row[0] == "paper-3"]
+    assert row[1] == f"{found['bits_packed']:.3f}"
+    assert row[3:5] == [f"{found['ratio']:.2f}", "0.02"]
+
+
+def test_what_is_stale_and_unfinished(aatc: Any, run_folder: Path) -> None:
+    def stale() -> dict[str, str | None]:
+        return {each["path"]: each["stale"] for each in inspect_run(Run(run_folder)).data["artifacts"]}
+
+    assert set(stale().values()) == {None}
+    assert aatc("whiten", "--run", run_folder, "--percentile", 98, "--force").code == 0
+    assert stale() == dict.fromkeys(stale()) | {"plans/paper-3": "transform changed"}
+    shutil.move(run_folder / "stats", run_folder / ".stats.partial")
+    shutil.copytree(run_folder / ".stats.partial", run_folder / "others")
+    assert set(stale().values()) == {None, "transform changed"}
+    manifest = run_folder / "others" / "manifest.json"
+    data = json.loads(manifest.read_text("utf-8"))
+    data["settings"]["seed"] = 1
+    data["digest"] = digest_of({key: data[key] for key in data if key not in ("digest", "provenance")})
+    manifest.write_text(json.dumps(data), "utf-8")
+    assert stale()["transforms/whiten"] == "stats changed"
+    [unfinished] = inspect_run(Run(run_folder)).data["unfinished"]
+    assert (unfinished["path"], unfinished["windows"], unfinished["of"]) == (".stats.partial", 8, 8)
 
 
 def test_a_run_with_a_damaged_artifact_is_not_shown_as_whole(run_folder: Path) -> None:

@@ -17,12 +17,13 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 # a coarse budget and a fine one of each
 BUDGETS = {
     "kivi": (2, 6),
     "kvquant": (1, 4),
+    "squat": (2, 6),
     "palu": (3, 4),
     "kvtc": (2, 6),
     "kvtc-global": (2, 6),
@@ -43,14 +44,7 @@ def run(tiny_llama, with_gradients, tmp_path_factory) -> Run:
     for name in BUDGETS:
         recipe = load_recipe(name)
         if not found.transform(recipe.transform_name).exists():
-            whiten(
-                found,
-                transform_stats=found.stats(),
-                rate_stats=found.stats(),
-                transform=recipe.transform,
-                key_groups=recipe.key_groups,
-                value_groups=recipe.value_groups,
-            )
+            whiten(found, transform_stats=found.stats(), rate_stats=found.stats(), wanted=Wanted.by(recipe))
     return found
 
 
@@ -133,8 +127,8 @@ def test_what_is_refused(run, tmp_path, tiny_llama, corpus):
 
 def test_gradients_are_asked_for(base_run, tmp_path):
     bare = Run(base_run)
-    with pytest.raises(ArtifactError, match="no loss gradients, which the codebook transform"):
-        whiten(bare, transform_stats=bare.stats(), rate_stats=bare.stats(), transform="codebook")
+    with pytest.raises(ArtifactError, match="no loss gradients, which the nonuniform-outlier quantizer"):
+        whiten(bare, transform_stats=bare.stats(), rate_stats=bare.stats(), wanted=Wanted.by(load_recipe("kvquant")))
 
 
 def test_a_damaged_table_is_named(run, tmp_path):

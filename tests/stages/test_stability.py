@@ -14,7 +14,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
-from aatc_cli.core.lloyd import DISTORTION
+from aatc_cli.core.curves import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.stability import StabilityResult, spread
 from aatc_cli.evals.subjects import EvalOptions, Subject

@@ -26,7 +26,7 @@ from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies import run as study_stage
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
 from aatc_cli.studies.matching import Matcher
@@ -264,14 +264,7 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
 def test_packed_bits_are_as_near_as_any_budget_comes(run, name, target):
     """Against every budget in thousandths, one after another, and bytes counted from the breakdown."""
     recipe = load_recipe(name)
-    whiten(
-        run,
-        transform_stats=run.stats(),
-        rate_stats=run.stats(),
-        transform=recipe.transform,
-        key_groups=recipe.key_groups,
-        value_groups=recipe.value_groups,
-    )
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
     transform = Transform.open(run.transform(recipe.transform_name))
     energies = transform.energies()
 

@@ -29,7 +29,7 @@ from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.inspecting.plan import inspect_plan
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies.stability import stability
 from aatc_cli.text.windows import draw_windows
 
@@ -53,7 +53,7 @@ def gather(run: Run, model: Path, corpus: Path, name: str, batch: int = 1, seed:
 def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("rates") / "run")
     gather(run, tiny_llama, corpus, "stats")
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="metric")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted(transform="metric"))
     return run
 
 
@@ -201,7 +201,7 @@ def test_stats_without_what_tokens_received_are_refused(tiny_llama, corpus, tmp_
     monkeypatch.setattr(LayerStats, "add_received", lambda *arguments: None)
     old = Run(tmp_path / "run")
     gather(old, tiny_llama, corpus, "stats")
-    whiten(old, transform_stats=old.stats(), rate_stats=old.stats(), transform="metric")
+    whiten(old, transform_stats=old.stats(), rate_stats=old.stats(), wanted=Wanted(transform="metric"))
     with pytest.raises(ArtifactError, match="does not say what attention tokens received"):
         allocate(old, recipe(), [make_budget(bits=2.0)])
 
@@ -216,7 +216,7 @@ def test_another_window_than_the_calibration_had_is_refused(run: Run) -> None:
     [
         ({"tokens": {"shares": [0.5, 0.4]}}, "sum to 1"),
         ({"tokens": {"shares": [1.0]}}, "at least 2"),
-        ({"allocator": "per-layer", "pool": "separate"}, 'tokens need a packed quantizer, allocator "waterfill"'),
+        ({"allocator": "per-layer", "pool": "separate"}, 'tokens "received" goes with allocator "waterfill"'),
         ({"protect": {"layers": 1}}, "no protected layers"),
     ],
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError, Usa
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 
 HEADS, DIM, CHANNELS = 2, 16, 32
 
@@ -32,9 +34,9 @@ def two_stats(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathF
     return run.root
 
 
-def make(tmp_path: Path, rates: Path, basis: Path | None = None, **changes: Any) -> Artifact:
+def make(tmp_path: Path, rates: Path, basis: Path | None = None, force: bool = False, **changes: Any) -> Artifact:
     run = Run(tmp_path / "run")
-    whiten(run, transform_stats=basis or rates, rate_stats=rates, **changes)
+    whiten(run, transform_stats=basis or rates, rate_stats=rates, wanted=Wanted(**changes), force=force)
     return open_artifact(run.transform(changes.get("transform", "whiten")), "transform")
 
 
@@ -173,7 +175,7 @@ def test_keys_and_values_have_groups_of_their_own(base_run: Path, tmp_path: Path
         ("per-head", "all", "whiten-keys-per-head-values-all", {"k": 2, "v": 1}),
         ("profile", "per-head", "whiten-values-per-head", {"k": 1, "v": 2}),
     ):
-        whiten(run, transform_stats=stats, rate_stats=stats, key_groups=keys, value_groups=values)
+        whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted(key_groups=keys, value_groups=values))
         made = open_artifact(run.transform(folder), "transform")
         assert made.manifest.settings["head_groups"] == groups
         for side, count in groups.items():
@@ -183,7 +185,7 @@ def test_keys_and_values_have_groups_of_their_own(base_run: Path, tmp_path: Path
             for name, tensor in site(made, 1, side).items():
                 assert torch.equal(tensor, alike.tensor(f"layers.1.{side}.{name}")), (folder, side, name)
     # a number stands in for the profile's, and a choice goes before it
-    whiten(run, transform_stats=stats, rate_stats=stats, head_groups=2, value_groups="all")
+    whiten(run, transform_stats=stats, rate_stats=stats, wanted=Wanted(head_groups=2, value_groups="all"))
     assert open_artifact(run.transform("whiten-values-all"), "transform").manifest.settings["head_groups"] == {
         "k": 2,
         "v": 1,
@@ -376,3 +378,45 @@ def test_the_loss_metric_is_shrunk_towards_its_diagonal(
         gram = scaled @ scaled.mT
         off = gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))
         assert float(off.abs().max()) < 1e-3 * float(gram.max())
+
+
+def test_what_a_recipe_needs(aatc: Any, refuses: Any, with_gradients: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    """Kind, head groups and tables of a quantizer by its name, and the command that `allocate` names."""
+    run = with_gradients(tmp_path, tiny_llama)
+    command = ("allocate", "--run", run.root, "--recipe", "kvquant", "--budget", 2)
+    missing = refuses(*command, says=("there is no transform at",), folder=run.root)
+    assert "aatc whiten --recipe kvquant" in missing.err
+    folders = {"kvquant": "identity-nonuniform-outlier", "ratequant": "hadamard-keys-per-head-values-per-head"}
+    for recipe, folder in folders.items():
+        assert aatc("whiten", "--run", run.root, "--recipe", recipe).code == 0
+        settings = open_artifact(run.root / "transforms" / folder, "transform").manifest.settings
+        assert settings.get("tables") == (["nonuniform-outlier"] if recipe == "kvquant" else None)
+        assert aatc("allocate", "--run", run.root, "--recipe", recipe, "--budget", 2).code == 0
+    assert aatc("whiten", "--run", run.root, "--transform", "identity").code == 0
+    plain = run.root / "transforms" / "identity"
+    command = ("allocate", "--run", run.root, "--recipe", "kvquant", "--budget", 3, "--transform", plain)
+    refuses(*command, says=("needs the tables of nonuniform-outlier",), folder=run.root, code=2)
+    command = ("whiten", "--run", run.root, "--recipe", "kvquant", "--transform", "metric")
+    refuses(*command, says=("--recipe says which transform",), folder=run.root, code=2)
+
+
+def test_nothing_to_do_loads_no_torch(base_run: Path, tmp_path: Path) -> None:
+    """A second's work at most: the artifacts are looked at, and nothing that computes is imported."""
+    shutil.copytree(base_run, tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from aatc_cli.artifacts.run import Run\n"
+        "from aatc_cli.config import make_budget\n"
+        "from aatc_cli.profiles import load_recipe\n"
+        "from aatc_cli.stages.allocate import allocate, check\n"
+        "from aatc_cli.stages.whiten import whiten\n"
+        f"run = Run(Path({str(tmp_path / 'run')!r}))\n"
+        "whiten(run, transform_stats=run.stats(), rate_stats=run.stats())\n"
+        "plan = allocate(run, load_recipe('paper'), [make_budget(bits=3.0)])[0]\n"
+        "assert check(plan) == []\n"
+        "allocate(run, load_recipe('var-only'), [make_budget(bits=3.0)])\n"
+        "print('loaded:', sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("nothing to do") == 2
+    assert done.stdout == "loaded: []\n"

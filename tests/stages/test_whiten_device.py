@@ -15,11 +15,13 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import WhitenSettings
 from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core import SIDES
-from aatc_cli.core.received import BINS, PROBES, probes
+from aatc_cli.core.received import PROBES, probes
+from aatc_cli.core.received_bins import BINS
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.stages import whiten as module
+from aatc_cli.stages import whitening as module
 from aatc_cli.stages.ahead import ahead
-from aatc_cli.stages.whiten import whiten, whiten_layer
+from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whitening import whiten_layer
 
 GPU = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -74,7 +74,7 @@ class PackedBench:
         names = [f"streams.0.{name}" for name in store.streams[0].NAMES]
         tensors = dict(zip(names, (keys, values, key_scales, value_scales), strict=True))
         sinks, slots = exact_slots(context, window)
-        for name in store.NAMES:
+        for name in store.exact.NAMES:
             shape = (batch, sinks if name.startswith("sink") else slots, geometry.channels)
             tensors[name] = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator)
         store.load(tensors, context)
@@ -97,11 +97,11 @@ class PackedBench:
         """The same of the last sequence in float64, from its codes as they were before packing. -> [Hq, D]."""
         recent_keys, recent_values, _ = self.store.recent()
         keys = apply_rope(
-            self._rows("k", self.store.sink_keys, recent_keys),
+            self._rows("k", self.store.exact.sink_keys, recent_keys),
             self.cos[None].to(torch.float64),
             self.sin[None].to(torch.float64),
         )[0]
-        values = self._rows("v", self.store.sink_values, recent_values)[0]
+        values = self._rows("v", self.store.exact.sink_values, recent_values)[0]
         query = torch.unflatten(self.query[-1, :, 0].to(torch.float64), 0, (self.geometry.kv_heads, -1))
         weights = (query @ keys.transpose(1, 2) * self.geometry.head_dim**-0.5).softmax(-1)
         out: Tensor = (weights @ values).flatten(0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.evals.forced.token_rates import rated_logits

@@ -21,7 +21,7 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.token_classes import RatedCodec
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias

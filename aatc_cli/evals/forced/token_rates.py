@@ -16,8 +16,8 @@ from aatc_cli.config import Window
 from aatc_cli.core import Side
 from aatc_cli.core.attend import attention_weights, weighted_values
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.received import received_of
-from aatc_cli.core.token_classes import RatedCodec
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import Method, reconstruct
 from aatc_cli.models.adapter import AttentionSite

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aatc_cli.report.blocks import FigureBlock, Section
-from aatc_cli.report.data.run import Absent, ReportData
+from aatc_cli.report.data.run import PAPER_CONTEXT, Absent, ReportData
 from aatc_cli.report.figures.memory import bytes_figure, memory_figure
 from aatc_cli.report.figures.plans import bitmap_figure, widths_figure
 from aatc_cli.report.figures.spectrum import spectrum_figure
@@ -62,7 +64,10 @@ def bytes_section(data: ReportData) -> Section:
         return Section("bytes", title, (NO_PLANS,))
     bars = [(context, bytes_series(data.plans, context)) for context in data.contexts]
     caption = "Live cache of one sequence in percent of its float16 cache, with its size and compression ratio."
-    found = tuple(bytes_table(data.plans, context) for context in data.contexts)
+    # at many plans the tables of all contexts are long: the paper's stays open
+    found = tuple(
+        replace(bytes_table(data.plans, context), folded=context != PAPER_CONTEXT) for context in data.contexts
+    )
     return Section("bytes", title, figures=(FigureBlock((bytes_figure(bars),), caption),), tables=found)
 
 
@@ -78,7 +83,7 @@ def memory_section(data: ReportData) -> Section:
     drawn = memory_figure(memory_series(data.plans, _CONTEXTS, measured))
     rings = " Rings are measured." if any(plan.digest in measured for plan in data.plans) else ""
     caption = (
-        f"Live bytes of one sequence by the byte law, a line per plan in the colour of its recipe.{rings} With the "
-        "context the share falls towards packed bits over 16."
+        f"Live bytes of one sequence by the byte law; plans that take the same share a line.{rings} On the right "
+        "packed bits name the lines: with the context the share falls towards that number over 16."
     )
     return Section("memory", title, figures=(FigureBlock((drawn,), caption),))

@@ -6,6 +6,7 @@ from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.report.blocks import Section
 from aatc_cli.report.data.run import ReportData
 from aatc_cli.report.series.quality import quality_groups, undrawn
+from aatc_cli.report.series.tokens import marked_texts
 from aatc_cli.report.tables.results import memory_tables, speed_tables, stability_table
 from aatc_cli.report.tables.scores import answer_tables
 
@@ -76,4 +77,11 @@ def unshown_section(data: ReportData) -> Section | None:
 
 def tokens_section(data: ReportData) -> Section | None:
     """KL token by token; None where it was not recorded."""
-    return None
+    found = marked_texts(data.evaluations)
+    if not found:
+        return None
+    text = (
+        "Held-out text as the model read it. A piece is shaded by the KL of the prediction that was made in its place, "
+        "in nats, from the least number of its shade on; pointing at it tells the number and its position."
+    )
+    return Section("tokens", "KL token by token", (text,), marked=tuple(found))

@@ -47,14 +47,19 @@ def memory_figure(lines: Sequence[MemoryLine]) -> str:
     def paint(figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         for line in lines:
-            plain = line.recipe == "fp16"
-            colour = MUTED if plain else look(line.recipe)[0]
-            style = {"color": colour, "ls": (0, (5, 2)) if plain else "-", "lw": 1.3, "label": line.recipe}
+            plain = line.bits is None
+            # the colour of a recipe only where the line is its own
+            colour = MUTED if plain else look(line.recipes[0])[0] if len(line.recipes) == 1 else INK
+            label = line.recipes[0] if len(line.recipes) == 1 else "several recipes"
+            style = {"color": colour, "ls": (0, (5, 2)) if plain else "-", "lw": 1.3, "label": label}
             left.plot(line.contexts, line.bytes, **style)
-            if not plain:
-                right.plot(line.contexts, line.share, **style)
             for context, count in line.measured:
                 left.plot([context], [count], "o", mfc="none", mec=colour, ms=6)
+            if line.bits is not None:
+                right.plot(line.contexts, line.share, **style)
+                end = (line.contexts[-1], line.share[-1])
+                offset = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "size": 8}
+                right.annotate(f"{line.bits:.2f}", end, color=colour, annotation_clip=False, **offset)
         for ax in (left, right):
             ax.set_xscale("log", base=2)
             ticks = lines[0].contexts[:: max(1, len(lines[0].contexts) // 5)]
@@ -67,5 +72,6 @@ def memory_figure(lines: Sequence[MemoryLine]) -> str:
         right.set_title("share of the float16 cache")
         legend(figure, (left, right))
 
-    told = f"Bytes of {len(lines) - 1} plans and of the float16 cache from {lines[0].contexts[0]} tokens on."
+    bits = ", ".join(f"{line.bits:.2f}" for line in lines if line.bits is not None)
+    told = f"Bytes of the float16 cache and of caches of {bits} packed bits from {lines[0].contexts[0]} tokens on."
     return draw("memory", FULL_WIDTH, 3.3, paint, "Memory against context", told)

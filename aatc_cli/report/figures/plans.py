@@ -50,7 +50,8 @@ def bitmap_figure(bitmap: BitMap, widest: int, name: str, *, legend: bool) -> st
             for width in range(1, widest + 1):
                 path = _cells(bitmap, side, width)
                 if path is not None:
-                    ax.add_patch(PathPatch(path, facecolor=_shade(width, widest), lw=0, snap=True))
+                    # the page draws cells without smoothing, or seams would show between layers
+                    ax.add_patch(PathPatch(path, facecolor=_shade(width), lw=0, gid=f"cells-{side}{width}"))
             ax.set_facecolor(BAND)
             ax.set(xlim=(0, bitmap.channels), ylim=(bitmap.layers - 0.5, -0.5), xlabel="channel")
             ax.set_title(f"{bitmap.name}, {SIDE_NAME[side]}")
@@ -58,9 +59,11 @@ def bitmap_figure(bitmap: BitMap, widest: int, name: str, *, legend: bool) -> st
             ax.yaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel("layer")
         if legend:
-            handles = [Patch(facecolor=_shade(width, widest), label=str(width)) for width in range(widest + 1)]
+            last = min(widest, len(WIDTHS))
+            names = [*map(str, range(last)), f"{last}" if last == widest else f"{last} or more"]
+            handles = [Patch(facecolor=_shade(width), label=name) for width, name in enumerate(names)]
             figure.legend(
-                handles=handles, loc="outside upper left", ncols=widest + 1, handlelength=1.0, columnspacing=1.0
+                handles=handles, loc="outside upper left", ncols=last + 1, handlelength=1.0, columnspacing=1.0
             )
 
     height = (0.3 if legend else 0.0) + 0.75 + 0.055 * min(max(bitmap.layers, 10), 40)
@@ -70,9 +73,9 @@ def bitmap_figure(bitmap: BitMap, widest: int, name: str, *, legend: bool) -> st
     return draw(name, FULL_WIDTH, height, paint, f"Bit map of {bitmap.name}", told)
 
 
-def _shade(width: int, widest: int) -> str:
-    """The colour of a width: none is the ground, and the shades are spread over the widths that there are."""
-    return BAND if width == 0 else WIDTHS[round((width - 1) * (len(WIDTHS) - 1) / max(widest - 1, 1))]
+def _shade(width: int) -> str:
+    """The colour of a width, the same in every report: none is the ground, and all beyond the last look alike."""
+    return BAND if width == 0 else WIDTHS[min(width, len(WIDTHS)) - 1]
 
 
 def _cells(bitmap: BitMap, side: Any, width: int) -> Any:

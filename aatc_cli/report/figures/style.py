@@ -18,6 +18,8 @@ FULL_WIDTH = 8.4
 INK, MUTED, GRID, BAND, REST = "#22262a", "#6a7178", "#e3e6e9", "#f1f3f4", "#b3bbc2"
 SERIES = ("#1f6fb4", "#d1661b", "#2b9166", "#8a5bb8", "#c23f57", "#8c7a1f", "#3a9bb0", "#77685d")
 LEVELS = ("#7a1fa2", "#c2185b", "#d9541e", "#a67c00", "#2e7d32", "#0277bd")
+# what was missed, or changed, from little to all
+MARKS = ("#fff3c9", "#ffe19a", "#ffc56b", "#ff9f52", "#f9744a", "#e5484d")
 # widths of channels, from one bit to the widest
 WIDTHS = ("#cfe3f3", "#a6cbe8", "#78aedb", "#4a8fcb", "#2670b3", "#12528f", "#083868", "#03203f")
 THEME = {
@@ -28,6 +30,7 @@ THEME = {
     REST: "rest",
     **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
     **{colour: f"w{i}" for i, colour in enumerate(LEVELS, 1)},
+    **{colour: f"m{i}" for i, colour in enumerate(MARKS, 1)},
     **{colour: f"b{i}" for i, colour in enumerate(WIDTHS, 1)},
 }
 SIDE_COLOUR = {"k": SERIES[0], "v": SERIES[1]}

@@ -12,7 +12,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.profiles import dump
 from aatc_cli.report.data.run import PlanView, ReportData
 
-_NESTED = ("distortion", "versions", "kl_windows", "nll_windows", "nll_reference_windows")
+_NESTED = ("distortion", "versions", "kl_windows", "nll_windows", "nll_reference_windows", "traces")
 
 
 def render_csv(evaluations: tuple[Evaluation, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from aatc_cli.core import SIDES, Side
@@ -104,27 +104,47 @@ def _runs(widths: Sequence[int]) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Live bytes of one cache over the context; ``measured`` are those of a memory evaluation."""
+    """Live bytes over the context of plans that take the same; ``measured`` are those of memory evaluations.
 
-    name: str
-    recipe: str
+    bits: packed bits, which name the line; the float16 cache has none.
+    """
+
+    recipes: tuple[str, ...]
+    bits: float | None
     contexts: tuple[int, ...]
     bytes: tuple[int, ...]
     share: tuple[float, ...]
     measured: tuple[tuple[int, int], ...] = ()
 
+    def with_plan(self, recipe: str, measured: Sequence[tuple[int, int]]) -> MemoryLine:
+        """The same line, of another plan too."""
+        recipes = tuple(dict.fromkeys((*self.recipes, recipe)))
+        return replace(self, recipes=recipes, measured=(*self.measured, *measured))
+
 
 def memory_series(
     plans: Sequence[PlanView], contexts: Sequence[int], measured: Mapping[str, Sequence[tuple[int, int]]]
 ) -> list[MemoryLine]:
-    """The byte law of every plan over ``contexts``, the float16 cache first; ``measured`` by digest of a plan."""
+    """The byte law over ``contexts``, the float16 cache first; ``measured`` by digest of a plan.
+
+    Plans whose bytes nowhere differ by more than a hundredth share a line: they could not be told apart.
+    """
     if not plans:
         return []
-    whole = [plans[0].layout.reference_bytes(context) for context in contexts]
-    lines = [MemoryLine("fp16", "fp16", tuple(contexts), tuple(whole), (100.0,) * len(whole))]
+    whole = tuple(plans[0].layout.reference_bytes(context) for context in contexts)
+    lines: list[MemoryLine] = []
     for plan in plans:
-        live = [plan.layout.bytes(context) for context in contexts]
-        share = tuple(100.0 * part / all_ for part, all_ in zip(live, whole, strict=True))
+        live = tuple(plan.layout.bytes(context) for context in contexts)
         points = tuple(measured.get(plan.digest, ()))
-        lines.append(MemoryLine(plan.name, plan.recipe, tuple(contexts), tuple(live), share, points))
-    return lines
+        same = next((i for i, line in enumerate(lines) if _alike(line.bytes, live)), None)
+        if same is not None:
+            lines[same] = lines[same].with_plan(plan.recipe, points)
+            continue
+        share = tuple(100.0 * part / all_ for part, all_ in zip(live, whole, strict=True))
+        lines.append(MemoryLine((plan.recipe,), plan.layout.bits_packed, tuple(contexts), live, share, points))
+    own = MemoryLine(("fp16",), None, tuple(contexts), whole, (100.0,) * len(whole))
+    return [own, *sorted(lines, key=lambda line: -line.bytes[-1])]
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
+    return all(abs(x - y) <= 0.01 * y for x, y in zip(a, b, strict=True))

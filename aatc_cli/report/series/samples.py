@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.core.compare import Figure, interval
+from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.evals.benchmark import BenchmarkRow
 from aatc_cli.evals.study_scores import mean_of_rows
-from aatc_cli.report.series.compare import Figure, interval
 
 
 def kl_figure(e: Evaluation) -> Figure | None:
@@ -22,6 +23,16 @@ def nll_figure(e: Evaluation) -> Figure | None:
     if e.nll is None:
         return None
     return Figure(e.nll, e.nll_stderr, {"": e.nll_windows} if e.nll_windows else {})
+
+
+def nll_change(e: Evaluation) -> tuple[float | None, float | None]:
+    """How far NLL lies above the model's own on the same positions, and the error of that difference by windows."""
+    if e.nll is None or e.nll_reference is None:
+        return None, None
+    if not e.nll_windows or not e.nll_reference_windows:
+        return e.nll - e.nll_reference, None
+    gaps = [ours - own for ours, own in zip(e.nll_windows, e.nll_reference_windows, strict=True)]
+    return mean_and_stderr(gaps)
 
 
 def score_figure(rows: Sequence[BenchmarkRow]) -> Figure | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aatc_cli.core.compare import Difference
 from aatc_cli.report.blocks import Cell, Table
-from aatc_cli.report.series.compare import Difference
 from aatc_cli.report.series.quality import QualityGroup, QualityRow
-from aatc_cli.report.text import MISSING, number, percent_with_error, signed, spread
+from aatc_cli.report.series.samples import nll_change
+from aatc_cli.report.text import MISSING, change, number, percent_with_error, spread
 
 _BEHIND = "KL above the best"
 
@@ -38,22 +39,22 @@ def quality_table(group: QualityGroup, digests: Iterable[str], apart: tuple[str,
 
 def _quality_cells(row: QualityRow, behind: Difference | None, *, strong: bool, stale: bool) -> dict[str, Cell]:
     e = row.any
-    nll, reference = row.value("nll"), row.value("nll_reference")
+    nll = row.value("nll")
+    changes = [found for e in row.evaluations if (found := nll_change(e))[0] is not None]
     perplexity = spread(row.value("perplexity"), row.value("perplexity_stderr"))
     texts = {
         "recipe": row.label + (" †" if stale else ""),
         "bits": number(e.bits),
         "packed bits": number(e.bits_packed),
-        f"bits at {e.context} tokens": number(e.bits_at_context),
-        f"ratio at {e.context} tokens": f"{number(e.ratio)}x",
         "KL (nats)": spread(row.value("kl_mean"), row.value("kl_stderr")),
         _BEHIND: MISSING if behind is None else spread(behind.mean, behind.stderr),
         "KL p99": number(row.value("kl_p99")),
         "top-1": percent_with_error(row.value("top1"), row.value("top1_stderr")),
         "NLL (nats)": spread(nll, row.value("nll_stderr")),
-        "ΔNLL": signed(None if nll is None or reference is None else nll - reference),
+        "ΔNLL": change(*(changes[0] if changes else (None, None))),
         "perplexity": perplexity,
-        "windows x length (from)": f"{e.windows} x {e.length} ({e.first_position})",
+        f"bits at {e.context} tokens": number(e.bits_at_context),
+        f"ratio at {e.context} tokens": f"{number(e.ratio)}x",
     }
     return {name: Cell(text, strong and name == "KL (nats)") for name, text in texts.items()}
 

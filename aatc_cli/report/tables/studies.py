@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.study import StudyCell, StudyRow
+from aatc_cli.core.compare import Figure, difference
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.data.study import StudyView, title_of
-from aatc_cli.report.series.compare import Figure, difference
-from aatc_cli.report.series.samples import kl_figure, nll_figure
+from aatc_cli.report.series.samples import kl_figure, nll_change, nll_figure
 from aatc_cli.report.series.studies import Column, score_columns, subtask_columns
 from aatc_cli.report.tables.scores import INTERVAL_NOTE, TIE, TIE_NOTE, marks_of, score_text
-from aatc_cli.report.text import MISSING, number, percent_with_error, signed, spread
+from aatc_cli.report.text import MISSING, change, number, percent_with_error, spread
 
 RATE_NOTE = (
     "Packed bits: what a number of a packed token takes with scales, padding and all else that goes with it; rows "
@@ -92,7 +92,7 @@ def _by_rate(rows: Sequence[StudyRow], figures: dict[str, Figure]) -> tuple[dict
 
 def _window_cells(row: StudyRow, e: Evaluation, mark: str | None, behind: str, *, perplexity: bool) -> tuple[Cell, ...]:
     strong, tie = mark == "best", f" {TIE}" if mark == "tie" else ""
-    nll, reference = e.nll, e.nll_reference
+    nll = e.nll
     # positions scored by KL have a likelihood too: the perplexity of the text from there on
     likely = spread(e.perplexity, e.perplexity_stderr) if perplexity else number(nll and math.exp(nll))
     return (
@@ -103,7 +103,7 @@ def _window_cells(row: StudyRow, e: Evaluation, mark: str | None, behind: str, *
         Cell(spread(e.kl_mean, e.kl_stderr) + ("" if perplexity else tie), strong and not perplexity),
         Cell(behind),
         Cell(percent_with_error(e.top1, e.top1_stderr)),
-        Cell(signed(None if nll is None or reference is None else nll - reference)),
+        Cell(change(*nll_change(e))),
         Cell(likely + (tie if perplexity else ""), strong and perplexity),
     )
 

@@ -20,7 +20,7 @@ from aatc_cli.runtime.fused.reference import decode_attention, head_vectors, unp
 from aatc_cli.runtime.fused.shared import FusedShared
 from aatc_cli.runtime.kernels.encode import tiles_of
 from aatc_cli.runtime.softmax import OnlineSoftmax
-from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.store import LayerView, StoreParts
 from aatc_cli.runtime.store_check import alike, shaped
 
 # tiles of a prompt that are encoded at once, and of a history that are decoded at once
@@ -29,7 +29,7 @@ _CHUNK = 32
 _SPARE, _SHARE = 8, 8
 
 
-class FusedStore:
+class FusedStore(StoreParts):
     """The cache of the layer at ``place`` for the sequences of ``shared``. Rows are [b, n, C], keys before RoPE.
 
     data uint8 [b, max_tiles, tile_bytes]; keys, values [b, slots, C] in the model's dtype.

@@ -1,8 +1,8 @@
 """One layer's packed cache: exact sinks, a ring of recent tokens, and packed streams for all that is between.
 
-Token t >= s lies in ring slot (t - s) mod w; before a token would be the (w + 1)th recent one, the f oldest are packed.
-Rows enter a stream once, from their exact values, and are never decoded and coded again. Tensors grow by
-concatenation, so that no storage is larger than what `core.layout` counts.
+Before a token would be the (w + 1)th recent one, the f oldest are packed. Rows enter a stream once, from their exact
+values, and are never decoded and coded again. Tensors grow by concatenation, so that no storage is larger than what
+`core.layout` counts.
 """
 
 from __future__ import annotations
@@ -13,29 +13,24 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
-from aatc_cli.core.layout import exact_slots, packed_tokens
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.runtime.exact import ExactRows
 from aatc_cli.runtime.packed.attention import StoredTokens, packed_attention
 from aatc_cli.runtime.packed.site import SiteCodec
 from aatc_cli.runtime.packed.stream import PackedStream
-from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.store import LayerView, StoreParts
 from aatc_cli.runtime.store_check import fits
 
 
-class PackedStore:
-    """The cache of one layer for b sequences of equal length. Rows are model vectors [b, n, C], keys before RoPE.
-
-    sink_keys, sink_values [b, min(T, s), C]; ring_keys, ring_values [b, min(T - s, w), C], in the model's dtype.
-    """
-
-    NAMES = ("sink_keys", "sink_values", "ring_keys", "ring_values")
+class PackedStore(StoreParts):
+    """The cache of one layer for b sequences of equal length. Rows are model vectors [b, n, C], keys before RoPE."""
 
     def __init__(
         self, key_site: SiteCodec, value_site: SiteCodec, window: Window, batch: int, dtype: torch.dtype
     ) -> None:
         self.window, self.batch, self.tokens = window, batch, 0
-        empty = torch.empty(batch, 0, key_site.channels, dtype=dtype, device=key_site.plan.order.device)
-        self.sink_keys, self.sink_values = empty.clone(), empty.clone()
-        self.ring_keys, self.ring_values = empty.clone(), empty.clone()
+        device = key_site.plan.order.device
+        self.exact = ExactRows(window, torch.empty(batch, 0, key_site.channels, dtype=dtype, device=device))
         self.streams = [PackedStream(key_site, value_site, window.sinks, batch)]
 
     @property
@@ -60,29 +55,27 @@ class PackedStore:
     def stored(self) -> StoredTokens:
         """What attention reads."""
         keys, values, first = self.recent()
-        return StoredTokens((self.sink_keys, self.sink_values), self.streams, (keys, values), first, self.tokens)
+        sinks = self.exact.sink_keys, self.exact.sink_values
+        return StoredTokens(sinks, self.streams, (keys, values), first, self.tokens)
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Take in rows [b, n, C] of the next n tokens; the state is that of n single appends."""
-        free = max(self.window.sinks - self.tokens, 0)
-        if free:
-            self.sink_keys = torch.cat((self.sink_keys, keys[:, :free]), 1)
-            self.sink_values = torch.cat((self.sink_values, values[:, :free]), 1)
+        free = self.exact.fill_sinks(keys, values, self.tokens)
         before = max(self.tokens - self.window.sinks, 0)
         self.tokens += keys.shape[1]
         keys, values = keys[:, free:], values[:, free:]
         if keys.shape[1]:
             self._pack(keys, values, before)
-            self._write(keys, values, before)
+            self.exact.write(keys, values, before)
 
     def recent(self) -> tuple[Tensor, Tensor, int]:
         """Exact keys and values [b, n, C] of the recent tokens in order, and the index of the first of them."""
         first, count = self.packed, max(self.tokens - self.window.sinks, 0)
-        return *self._ring(first, count), self.window.sinks + first
+        return *self.exact.between(first, count), self.window.sinks + first
 
     def tensors(self) -> dict[str, Tensor]:
         """Every live tensor by name; they hold all the bytes of this layer."""
-        found = {name: getattr(self, name) for name in self.NAMES}
+        found = self.exact.tensors()
         for index, stream in enumerate(self.streams):
             found |= {f"streams.{index}.{name}": getattr(stream, name) for name in stream.NAMES}
         return found
@@ -90,10 +83,9 @@ class PackedStore:
     def snapshot(self) -> PackedStore:
         """A store in the same state; what is only ever replaced is shared, what is written in place is copied."""
         stream = self.streams[0]
-        new = PackedStore(stream.key_site, stream.value_site, self.window, self.batch, self.ring_keys.dtype)
-        new.load(
-            self.tensors() | {"ring_keys": self.ring_keys.clone(), "ring_values": self.ring_values.clone()}, self.tokens
-        )
+        dtype = self.exact.ring_keys.dtype
+        new = PackedStore(stream.key_site, stream.value_site, self.window, self.batch, dtype)
+        new.load(self.tensors() | self.exact.frozen(), self.tokens)
         return new
 
     def fits(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
@@ -103,24 +95,16 @@ class PackedStore:
     def load(self, tensors: Mapping[str, Tensor], tokens: int) -> None:
         """Put the contents of ``tokens`` tokens in place."""
         self.tokens = tokens
-        for name in self.NAMES:
-            setattr(self, name, tensors[name])
+        self.exact.load(tensors)
         for index, stream in enumerate(self.streams):
             for name in stream.NAMES:
                 setattr(stream, name, tensors[f"streams.{index}.{name}"])
 
     def drop(self, count: int) -> None:
         """Forget the ``count`` latest tokens, all of them exact ones; packed tokens stay packed."""
-        sinks, slots = exact_slots(self.tokens - count, self.window)
-        assert self.tokens - count >= self.window.sinks + self.packed or self.packed == 0
+        assert self.tokens - count >= self.least
         self.tokens -= count
-        self.sink_keys, self.sink_values = self.sink_keys[:, :sinks].clone(), self.sink_values[:, :sinks].clone()
-        if slots < self.ring_keys.shape[1]:
-            self.ring_keys, self.ring_values = self.ring_keys[:, :slots].clone(), self.ring_values[:, :slots].clone()
-
-    def _ring(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        slots = torch.arange(start, stop, device=self.ring_keys.device) % self.window.recent
-        return self.ring_keys.index_select(1, slots), self.ring_values.index_select(1, slots)
+        self.exact.shorten(self.tokens)
 
     def _pack(self, keys: Tensor, values: Tensor, before: int) -> None:
         """Pack what the window rule asks for, from the ring and from the new rows behind it."""
@@ -128,21 +112,6 @@ class PackedStore:
         until = max(packed_tokens(self.tokens, self.window), done)
         if until == done:
             return
-        old_keys, old_values = self._ring(done, min(until, before))
+        old_keys, old_values = self.exact.between(done, min(until, before))
         fresh = max(until - before, 0)
         stream.append(torch.cat((old_keys, keys[:, :fresh]), 1), torch.cat((old_values, values[:, :fresh]), 1))
-
-    def _write(self, keys: Tensor, values: Tensor, before: int) -> None:
-        """Write the new rows into the ring, which grows to at most w slots."""
-        after = before + keys.shape[1]
-        slots = min(after, self.window.recent)
-        if slots > self.ring_keys.shape[1]:
-            grown = (keys.shape[0], slots, keys.shape[2])
-            ring_keys, ring_values = keys.new_empty(grown), values.new_empty(grown)
-            ring_keys[:, : self.ring_keys.shape[1]] = self.ring_keys
-            ring_values[:, : self.ring_values.shape[1]] = self.ring_values
-            self.ring_keys, self.ring_values = ring_keys, ring_values
-        first = max(before, after - self.window.recent)
-        places = torch.arange(first, after, device=keys.device) % self.window.recent
-        self.ring_keys[:, places] = keys[:, first - before :]
-        self.ring_values[:, places] = values[:, first - before :]

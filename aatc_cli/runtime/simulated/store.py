@@ -22,7 +22,7 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import debias, rebias
-from aatc_cli.runtime.store import Coordinates, LayerView
+from aatc_cli.runtime.store import Coordinates, LayerView, StoreParts
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SimulatedLayer:
     biases: Mapping[Side, Tensor | None]
 
 
-class SimulatedStore:
+class SimulatedStore(StoreParts):
     """One layer of b sequences of equal length: exact rows [b, T, C], and the packed ones as the codec returns them.
 
     Rows are what the codec's coordinates say, with bias. ``packed`` tokens behind the sinks are read reconstructed.

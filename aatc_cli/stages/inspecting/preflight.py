@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from aatc_cli.config import Geometry
-from aatc_cli.core.received import BINS, PROBES
 from aatc_cli.profiles import ModelProfile
+from aatc_cli.stages.inspecting.stats_size import ROWS, stats_bytes
 
-# what collect takes without a profile, and rows it keeps
-SAMPLES, LENGTH, ROWS = 32, 1024, 4096
+# what collect takes without a profile
+SAMPLES, LENGTH = 32, 1024
 _SECONDS = 0.1
 _SIZE = 1024
 
@@ -78,17 +78,6 @@ def collect_work(
         activation_bytes=length * (itemsize * (2 * geometry.hidden_size + 2 * widest) + 24 * geometry.channels),
         stats_bytes=stats_bytes(geometry, min(rows, tokens)),
     )
-
-
-def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:
-    """Bytes of the sums and of ``rows`` rows of all compressed layers, which every process of collect holds.
-
-    Of a layer: four sums [C, C], two [H, D, D] and two [C] in float64, two [R, C] of rows in float32, and for the
-    tokens in a bin of received attention their count and the products of their gradients with Z signs (`core.stats`).
-    """
-    channels = geometry.channels
-    layer = 32 * channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2 + 8 * rows * channels + 16 * channels
-    return geometry.layers * (layer + 8 * BINS + 16 * BINS * PROBES * channels)
 
 
 def _weights_per_token(model: nn.Module) -> float:

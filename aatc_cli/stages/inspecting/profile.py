@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from aatc_cli.config import Budget, HeadGroups
-from aatc_cli.core.token_layout import TokenLayout
 from aatc_cli.errors import UsageError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.allocate import allowed_bytes
 from aatc_cli.stages.inspecting.facts import Inspection, Table, layout_table
-from aatc_cli.stages.inspecting.preflight import ROWS, stats_bytes
+from aatc_cli.stages.inspecting.stats_size import ROWS, stats_bytes
 
 
 def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, context: int) -> Inspection:
     """The byte law for a profile at a budget and the memory of its statistics, with no model and no plan at hand."""
     bits = _nominal_bits(profile, recipe, budget)
     groups = _groups(profile, recipe)
-    layout = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, bits).summary(context)
+    layout = recipe.choices.nominal_layout(profile.geometry, groups, bits).summary(context)
     geometry = profile.geometry
     held = stats_bytes(geometry)
     collect = {"rows": ROWS, "bytes_stats": held, "bytes_stats_layer": held // geometry.layers}
@@ -51,7 +50,7 @@ def _nominal_bits(profile: ModelProfile, recipe: Recipe, budget: Budget) -> floa
             f"what {recipe.name} comes to at a ratio or a size depends on the plan",
             "give --budget in bits, or plan and inspect the plan",
         )
-    empty = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, 0.0)
+    empty = recipe.choices.nominal_layout(profile.geometry, groups, 0.0)
     spare = allowed_bytes(budget, empty) - empty.bytes(budget.context)
-    one = TokenLayout.nominal_of_classes(recipe, profile.geometry, groups, 1.0)
+    one = recipe.choices.nominal_layout(profile.geometry, groups, 1.0)
     return spare / (one.bytes(budget.context) - empty.bytes(budget.context))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from aatc_cli.core.allocate import SiteEnergy, allocate, channel_curves, normalized_energy
-from aatc_cli.core.lloyd import DISTORTION
+from aatc_cli.core.allocate import SiteEnergy
+from aatc_cli.core.curves import DISTORTION
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import load_recipe
 
 
@@ -48,7 +49,7 @@ def test_same_as_brute_force(curve, seed):
     everything = np.array(list(product(range(4), repeat=8)))
     losses = (table[everything] * energy).sum(1)
     for budget in (0, 1, 5, 8, 13, 24):
-        found = allocate(energies, joint(curve=curve, max_bits=3), budget / 8)
+        found = joint(curve=curve, max_bits=3).choices.allocate(energies, budget / 8)
         widths = flat(found.bits)
         best = losses[everything.sum(1) <= budget].min()
         assert widths.sum() == budget
@@ -61,10 +62,10 @@ def test_one_budget_over_both_sides():
     energies = random_energies(5, layers=3, channels=16)
     for layer in energies:
         layer["v"] = SiteEnergy(layer["v"].variance * 4**3, layer["v"].weight, layer["v"].fisher)
-    found = allocate(energies, joint(), 2.3)
+    found = joint().choices.allocate(energies, 2.3)
     keys, values = (sum(int(layer[side].sum()) for layer in found.bits) for side in "kv")
     assert keys + values == int(np.floor(2.3 * 96))
-    apart = allocate(energies, joint(pool="separate"), 2.3)
+    apart = joint(pool="separate").choices.allocate(energies, 2.3)
     separate = [sum(int(layer[side].sum()) for layer in apart.bits) for side in "kv"]
     assert separate == [110, 110]
     # three bits' worth of energy more: about a bit and a half of width goes from keys to values
@@ -77,14 +78,14 @@ def test_one_budget_over_both_sides():
 def test_energy_is_half_of_variance_times_fisher_without_normalisation():
     site = random_energies(6, 1, 8)[0]["k"]
     for side, percentile in product(("k", "v"), (None, 95.0)):
-        found = normalized_energy(site, side, joint(normalize_percentile=percentile))
+        found = joint(normalize_percentile=percentile).choices.energy(site, side)
         np.testing.assert_array_equal(found, site.variance * site.fisher / 2)
 
 
 def test_curves_are_the_quantizers_own():
-    curves = channel_curves(np.array([2.0, 5.0]), joint(max_bits=9))
+    curves = joint(max_bits=9).choices.channel_curves(np.array([2.0, 5.0]))
     np.testing.assert_allclose(curves, np.outer([2.0, 5.0], DISTORTION[:10]), rtol=1e-15)
-    exponential = channel_curves(np.array([2.0]), joint(curve="exponential", max_bits=4))
+    exponential = joint(curve="exponential", max_bits=4).choices.channel_curves(np.array([2.0]))
     assert exponential[0].tolist() == [2.0, 0.5, 0.125, 0.03125, 0.0078125]
 
 
@@ -94,7 +95,7 @@ def test_without_gradients_it_says_how_to_get_them(fisher, pool):
     energies = random_energies(7, 2, 4)
     energies[1]["v"] = SiteEnergy(np.ones(4), np.ones(4), fisher)
     with pytest.raises(AatcError, match="test weighs by loss gradients") as caught:
-        allocate(energies, joint(pool=pool), 2.0)
+        joint(pool=pool).choices.allocate(energies, 2.0)
     assert "--fisher" in str(caught.value.hint)
 
 
@@ -114,7 +115,7 @@ def test_the_packaged_recipe():
     assert axes == ("metric", "fisher", "fisher", "joint", "lloyd", "lloyd")
     assert recipe.normalize_percentile is None
     energies = random_energies(8, 4, 32)
-    found = allocate(energies, recipe, 1.5)
+    found = recipe.choices.allocate(energies, 1.5)
     assert flat(found.bits).sum() == 4 * 2 * 32 * 1.5
     # what water-filling means: no gain left unspent exceeds one that was spent
     curves = np.outer(products(energies), DISTORTION)

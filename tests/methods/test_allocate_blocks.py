@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from aatc_cli.config import HeadGroups
-from aatc_cli.core.allocate import SiteEnergy, allocate, channel_blocks, normalized_energy
-from aatc_cli.core.lloyd import DISTORTION_UNIFORM
+from aatc_cli.core.allocate import SiteEnergy, channel_blocks
+from aatc_cli.core.curves import DISTORTION_UNIFORM
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.recipe import Protection, Recipe
+from aatc_cli.methods.fields import Protection
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import load_recipe
 
 SIDES = ("k", "v")
@@ -47,7 +48,7 @@ def all_blocks(energies, chosen: Recipe, groups: HeadGroups) -> list[tuple[int, 
         (layer, side, block)
         for side in SIDES
         for layer, sites in enumerate(energies)
-        for block in blocks_of(normalized_energy(sites[side], side, chosen), groups.of(side), chosen.block)
+        for block in blocks_of(chosen.choices.energy(sites[side], side), groups.of(side), chosen.block)
     ]
 
 
@@ -63,7 +64,7 @@ def test_same_as_brute_force(groups, pool, seed):
     everything = np.array(list(product(range(4), repeat=8)))
     losses = (table[everything] * sums).sum(1)
     for budget in (0, 3, 5, 8, 13, 23, 24, 48):
-        found = allocate(energies, chosen, budget / 16, groups)
+        found = chosen.choices.allocate(energies, budget / 16, groups)
         fits = 2 * everything.sum(1) <= budget
         if pool == "separate":
             fits = (4 * everything[:, :4].sum(1) <= budget) & (4 * everything[:, 4:].sum(1) <= budget)
@@ -83,10 +84,10 @@ def test_blocks_are_by_falling_energy_within_a_head_group():
 
 def test_equal_blocks_give_bits_to_the_first():
     site = SiteEnergy(np.ones(8), np.ones(8), np.ones(8))
-    found = allocate([{"k": site, "v": site}], recipe(block=2, pool="joint"), 1.0, HeadGroups(k=2, v=1))
+    found = recipe(block=2, pool="joint").choices.allocate([{"k": site, "v": site}], 1.0, HeadGroups(k=2, v=1))
     assert found.bits[0]["k"].tolist() == [1] * 8
     assert found.bits[0]["v"].tolist() == [1] * 8
-    fewer = allocate([{"k": site, "v": site}], recipe(block=2, pool="joint"), 0.7, HeadGroups(k=2, v=1))
+    fewer = recipe(block=2, pool="joint").choices.allocate([{"k": site, "v": site}], 0.7, HeadGroups(k=2, v=1))
     # 11 bits are five of the eight blocks
     assert fewer.bits[0]["k"].tolist() == [1] * 8
     assert fewer.bits[0]["v"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
@@ -98,9 +99,9 @@ def test_blocks_of_one_are_channels(curve, bits):
     """Head groups do not matter without blocks."""
     energies = random_energies(5, 3, 12)
     for pool in ("joint", "separate"):
-        one = allocate(energies, recipe(curve=curve, pool=pool), bits)
-        other = allocate(energies, recipe(curve=curve, pool=pool), bits, HeadGroups(k=3, v=2))
-        coarse = allocate(energies, recipe(curve=curve, pool=pool, block=4), bits, HeadGroups(k=3, v=1))
+        one = recipe(curve=curve, pool=pool).choices.allocate(energies, bits)
+        other = recipe(curve=curve, pool=pool).choices.allocate(energies, bits, HeadGroups(k=3, v=2))
+        coarse = recipe(curve=curve, pool=pool, block=4).choices.allocate(energies, bits, HeadGroups(k=3, v=1))
         assert one.predicted == other.predicted
         for a, b in zip(one.bits, other.bits, strict=True):
             assert all(a[side].tolist() == b[side].tolist() for side in SIDES)
@@ -122,7 +123,7 @@ def test_blocks_go_with_every_allocator_protection_and_choice_of_widths(allocato
         value_weight="output",
         normalize_percentile=95.0,
     )
-    found = allocate(energies, chosen, 2.3, groups)
+    found = chosen.choices.allocate(energies, 2.3, groups)
     for side in SIDES:
         total = sum(int(layer[side].sum()) for layer in found.bits)
         assert total <= 2.3 * 5 * 24
@@ -134,7 +135,7 @@ def test_blocks_go_with_every_allocator_protection_and_choice_of_widths(allocato
             for share in np.split(bits, groups.of(side)):
                 assert (np.bincount(share) % 4 == 0).all()
             if allocator in ("waterfill", "per-layer") or (layer < layers and allocator == "global"):
-                energy = normalized_energy(sites[side], side, chosen)
+                energy = chosen.choices.energy(sites[side], side)
                 for block in blocks_of(energy, groups.of(side), 4):
                     assert len(set(bits[block].tolist())) == 1
             if layer < layers and widths is None:
@@ -148,7 +149,7 @@ def test_the_packaged_recipes(name):
     assert (chosen.key_groups, chosen.value_groups, chosen.block, chosen.max_bits) == ("per-head", "per-head", 16, 8)
     assert (chosen.window.sinks, chosen.window.recent, chosen.window.flush) == (4, 128, 64)
     assert chosen.quantizer in ("uniform", "uniform-token-max")
-    found = allocate(random_energies(7, 6, 96), chosen, 2.5, HeadGroups.both(2))
+    found = chosen.choices.allocate(random_energies(7, 6, 96), 2.5, HeadGroups.both(2))
     spread = set()
     for layer in found.bits:
         for share in (part for side in SIDES for part in np.split(layer[side], 2)):
@@ -161,14 +162,14 @@ def test_the_packaged_recipes(name):
 def test_blocks_that_do_not_fill_head_groups_are_refused():
     energies = random_energies(8, 2, 24)
     with pytest.raises(AatcError, match="16 channels at a time, which do not divide the 24 of a head group") as caught:
-        allocate(energies, recipe(block=16), 2.0)
+        recipe(block=16).choices.allocate(energies, 2.0)
     assert "block" in str(caught.value.hint)
     with pytest.raises(AatcError, match="which do not divide the 12 of a head group"):
-        allocate(energies, recipe(block=8), 2.0, HeadGroups(k=1, v=2))
-    assert allocate(energies, recipe(block=8), 2.0, HeadGroups(k=1, v=3)).bits[0]["k"].size == 24
+        recipe(block=8).choices.allocate(energies, 2.0, HeadGroups(k=1, v=2))
+    assert recipe(block=8).choices.allocate(energies, 2.0, HeadGroups(k=1, v=3)).bits[0]["k"].size == 24
 
 
 def test_a_budget_below_the_narrowest_width_is_refused():
     energies = random_energies(9, 2, 8)
     with pytest.raises(AatcError, match="a budget of 8 bits cannot give 16 channels 1 bits each"):
-        allocate(energies, recipe(block=4, min_bits=1), 0.7)
+        recipe(block=4, min_bits=1).choices.allocate(energies, 0.7)

@@ -19,7 +19,7 @@ EXACT = (4 + 128) * 2 * 2 * 128 * 2
 def layout(name: str, width: int, groups: int = 4, blocks: int = 0, kept: int = 128) -> CacheLayout:
     widths = [width] * kept + [0] * (128 - kept)
     bits = [dict.fromkeys(SIDES, widths)] * 2
-    return CacheLayout.of_recipe(load_recipe(name), GEOMETRY, HeadGroups.both(groups), bits, blocks)
+    return load_recipe(name).choices.layout(GEOMETRY, HeadGroups.both(groups), [bits], None, blocks)
 
 
 def parts(found: CacheLayout) -> dict[str, int]:
@@ -114,12 +114,12 @@ PAPER = {
 def test_the_papers_ratios(name, bits):
     profile, recipe = load_model_profile("llama-3.1-8b-instruct"), load_recipe(name)
     groups = recipe.head_groups(8, HeadGroups.both(profile.head_groups))
-    found = CacheLayout.nominal_of_recipe(recipe, profile.geometry, groups, bits)
+    found = recipe.choices.nominal_layout(profile.geometry, groups, bits)
     assert found.ratio(8192) == pytest.approx(PAPER[name, bits], rel=0.02)
 
 
 def test_bits_of_kivi_in_full():
     profile = load_model_profile("smollm2-135m-instruct")
-    found = CacheLayout.nominal_of_recipe(load_recipe("kivi"), profile.geometry, HeadGroups.both(1), 2)
+    found = load_recipe("kivi").choices.nominal_layout(profile.geometry, HeadGroups.both(1), 2)
     packed = sum(count for cause, count in found.breakdown(10_000_132).items() if cause not in ("sinks", "window"))
     assert 8 * packed / (10_000_000 * 2 * 30 * 192) == pytest.approx(3.0, rel=1e-5)

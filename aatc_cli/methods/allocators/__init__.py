@@ -1,0 +1,1 @@
+"""Allocators: how a budget becomes widths, one in each file."""

@@ -1,0 +1,1 @@
+"""Quantizers: how latents become codes, one in each file."""

@@ -1,0 +1,47 @@
+"""What quantizers have in common whose codes the packed cache holds: latents over a scale of their token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from aatc_cli.methods.axes import together
+from aatc_cli.methods.choices import Quantizer
+
+if TYPE_CHECKING:
+    from aatc_cli.core.codec import TransformCodec
+    from aatc_cli.methods.choices import Choices
+    from aatc_cli.methods.sites import Site
+
+
+class Packable(Quantizer):
+    """Latents over a token scale for every head group; the layout counts scales and matrices itself."""
+
+    packed = True
+    kinds = ("packed",)
+    goes_with = together(transform=("linear",), allocator=("channels",))
+
+    def site_codec(self, choices: Choices, site: Site) -> TransformCodec:
+        """Matrices and quantizer in one, in float32; raises `ArtifactError` on a scale that is not positive."""
+        import torch
+
+        from aatc_cli.core.codec import TransformCodec
+
+        encode, decode = site.matrices()
+        parts = {name: site.read(name, (site.geometry.channels,)) for name in ("scale", "variance", "weight", "fisher")}
+        if bool((parts["scale"] <= 0).any()):
+            raise site.tensors.damaged(f"layer {site.layer} {site.side} has a scale that is not positive")
+        chosen = choices.weight(site.side).tensor
+        return TransformCodec(
+            encode,
+            decode,
+            parts["scale"],
+            torch.tensor(site.widths),
+            parts["variance"],
+            quantizer=cast(Literal["uniform-token-max", "lloyd", "uniform"], self.name),
+            weight=parts[chosen] if chosen is not None else None,
+            scale_bits=choices.recipe.scale_bits,
+        )
+
+    def codec(self, choices: Choices, site: Site) -> Any:
+        """Never apart from its matrices."""
+        raise NotImplementedError

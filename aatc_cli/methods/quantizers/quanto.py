@@ -1,0 +1,15 @@
+"""The quantizer of transformers' quanto cache."""
+
+from __future__ import annotations
+
+from aatc_cli.methods.quantizers.library import LibraryQuantizer
+
+
+class Quanto(LibraryQuantizer):
+    """optimum-quanto."""
+
+    name = "quanto"
+    meaning = "that of transformers' quanto cache"
+    package = "optimum-quanto"
+    widths = (2, 4)
+    layer = "QuantoQuantizedLayer"

@@ -1,0 +1,1 @@
+"""Weights: what noise in a latent costs, one in each file."""

@@ -1,0 +1,1 @@
+"""What export writes beside the artifacts it copies."""
