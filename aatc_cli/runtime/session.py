@@ -91,6 +91,7 @@ class Session:
         Raises `AatcError` for a model that is attached already, compiled, or changed since the session began.
         """
         self.check_model()
+        self.watch.check_numbers()
         if self.spec is None:
             yield self
             return

@@ -20,7 +20,7 @@ from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 
 _AGAIN = "undo the change, or begin a new session with the changed model"
 # rotations of these kinds write their frequencies anew, as the length asks for
-_MOVING = ("dynamic", "longrope")
+MOVING = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class _Part:
     children: list[int]
     counts: tuple[int, int]
     adapters: str | None
+    numbers: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,19 @@ class ModelWatch:
             ):
                 raise self._other(held, tensor)
 
+    def check_numbers(self) -> None:
+        """Raise `AatcError` for plain numbers of a module that are others: an epsilon, a scale, a dropout.
+
+        Too slow for every token, so it is for the beginning of a block.
+        """
+        for part in self.parts:
+            now = _numbers(part.module)
+            if now != part.numbers:
+                names = ", ".join(
+                    sorted(name for name in now | part.numbers if now.get(name) != part.numbers.get(name))
+                )
+                raise _changed(f"{names} of {part.name or 'the model'} is another number")
+
     def same(self, other: ModelWatch) -> bool:
         """Whether another watch began with the model in the same state."""
         mine, theirs = (
@@ -119,11 +133,11 @@ class ModelWatch:
 def _part(name: str, module: nn.Module) -> _Part:
     children = [*map(id, module._modules.values())]
     counts = len(module._parameters), len(module._buffers)
-    return _Part(name, module, children, counts, _adapters(module))
+    return _Part(name, module, children, counts, _adapters(module), _numbers(module))
 
 
 def _held(part: _Part) -> list[_Held]:
-    moving = getattr(part.module, "rope_type", None) in _MOVING
+    moving = getattr(part.module, "rope_type", None) in MOVING
     places = [part.module._parameters, {} if moving else part.module._buffers]
     return [
         _Held(part.name, place, name, tensor, tensor.data_ptr(), _version(tensor), tensor.dtype, tensor.device)
@@ -143,6 +157,14 @@ def _adapters(module: nn.Module) -> str | None:
     if "_active_adapter" not in found:
         return None
     return repr([found.get(name) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")])
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """The plain numbers among a module's attributes; whether it is in train mode is not one of them."""
+    if getattr(module, "rope_type", None) in MOVING:
+        return {}
+    found = module.__dict__.items()
+    return {name: value for name, value in found if type(value) in (int, float, bool) and name != "training"}
 
 
 def _check_training(name: str, module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import nn
 
 from aatc_cli.config import Window
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.attach import attach_codecs, plain, prepare_codecs
-from aatc_cli.runtime.cache_file import save_cache
+from aatc_cli.runtime.cache_file import load_cache, save_cache
+from aatc_cli.runtime.model_digest import byte_sums
 from aatc_cli.runtime.prefill import shared_prefill
 from aatc_cli.runtime.state import CompressedState
 
@@ -271,3 +273,84 @@ def test_one_pass_fills_caches_of_one_model(model: Any, plan: Any, tiny_llama: P
     sessions = [plain(model), prepare_codecs(other, plan, WINDOW)]
     with pytest.raises(AatcError, match="caches of one model"):
         shared_prefill(sessions, IDS, mask, mask.cumsum(1) - 1)
+
+
+def test_any_number_of_a_saved_cache_s_model_matters(model: Any, plan: Any, tmp_path: Path) -> None:
+    """The digest used to read 64 numbers of every weight."""
+    with attach_codecs(model, plan, WINDOW) as session:
+        cache = session.new_cache()
+        fed(model, session, cache)
+        save_cache(cache, session, tmp_path / "cache")
+        load_cache(session, tmp_path / "cache")
+    weight = model.model.layers[2].mlp.down_proj.weight.data
+    for row, column in ((0, 1), (weight.shape[0] // 2, 3), (weight.shape[0] - 1, weight.shape[1] - 2)):
+        weight[row, column] += 1e-9
+        with attach_codecs(model, plan, WINDOW) as session, pytest.raises(ArtifactError, match="another model"):
+            load_cache(session, tmp_path / "cache")
+        weight[row, column] -= 1e-9
+    weight[0, :2] = weight[0, :2].flip(0)
+    with attach_codecs(model, plan, WINDOW) as session, pytest.raises(ArtifactError, match="another model"):
+        load_cache(session, tmp_path / "cache")
+
+
+def test_sums_see_any_single_change() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        whole = torch.arange(37).to(dtype)
+        found = {byte_sums(whole)}
+        for place in range(37):
+            changed = whole.clone()
+            changed[place] += 1
+            found.add(byte_sums(changed))
+        assert len(found) == 38
+    assert byte_sums(torch.empty(0)) == (0, 0)
+
+
+def test_another_epsilon_between_blocks_is_refused(model: Any, plan: Any) -> None:
+    session = prepare_codecs(model, plan, WINDOW)
+    with session.attached():
+        cache = session.new_cache()
+        fed(model, session, cache)
+    model.model.layers[0].input_layernorm.variance_epsilon = 0.5
+    with pytest.raises(AatcError, match=r"variance_epsilon of model.layers.0.input_layernorm is another"):
+        session.attached().__enter__()
+    with attach_codecs(model, plan, WINDOW) as fresh, pytest.raises(AatcError, match="the model before it was changed"):
+        fed(model, fresh, cache, IDS[:, :1])
+
+
+def test_autocast_is_refused(tiny_llama: Path, plan: Any) -> None:
+    """It changes no weight: keys, values and codes would be of another precision, where it did not crash."""
+    model = load_model(find_model(str(tiny_llama)), dtype="float32")
+    for kind in ("packed", "simulated"):
+        with attach_codecs(model, plan, WINDOW, kind) as session:
+            cache = session.new_cache()
+            expected = fed(model, session, cache)
+            with torch.autocast("cpu", torch.bfloat16), pytest.raises(AatcError, match=r"under torch.autocast"):
+                fed(model, session, cache, IDS[:, :1])
+            assert torch.equal(fed(model, session, session.new_cache()), expected)
+
+
+def test_a_part_of_the_model_called_by_itself_is_refused(model: Any, plan: Any) -> None:
+    """It would pass all that is looked at before a forward pass."""
+    with attach_codecs(model, plan, WINDOW) as session:
+        cache = session.new_cache()
+        for _ in range(2):
+            with pytest.raises(AatcError, match="called by itself"):
+                fed(model.model, session, cache)
+            fed(model, session, cache, IDS[:, :1])
+        with pytest.raises(AatcError, match="called by itself"), torch.no_grad():
+            model.forward(IDS[:, :1], **{session.keyword: cache})
+        assert cache.get_seq_length() == 2
+
+
+def test_copies_of_every_kind_stay_with_their_session(model: Any, plan: Any, codecs: Any) -> None:
+    with attach_codecs(model, plan, WINDOW) as session:
+        cache = session.new_cache()
+        fed(model, session, cache)
+        deep = copy.deepcopy(cache)
+        assert deep.owner is session
+        with pytest.raises(TypeError, match="pickle"):
+            pickle.dumps(cache)
+    with attach_codecs(model, codecs(4, 32, 2, 2), WINDOW) as other:
+        for each in (cache, deep, copy.copy(cache)):
+            with pytest.raises(AatcError, match="another plan"):
+                fed(model, other, each, IDS[:, :1])
