@@ -76,7 +76,7 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
         raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     draft = CacheManifest(
-        schema_version=_VERSION,
+        schema_version=2,
         kind="cache",
         plan=spec.digest,
         model=model_digest(session.model),

@@ -138,7 +138,7 @@ def _part(name: str, module: nn.Module) -> _Part:
 
 def _held(part: _Part) -> list[_Held]:
     moving = getattr(part.module, "rope_type", None) in MOVING
-    places = [part.module._parameters, {} if moving else part.module._buffers]
+    places: list[dict[str, Any]] = [part.module._parameters, {} if moving else part.module._buffers]
     return [
         _Held(part.name, place, name, tensor, tensor.data_ptr(), _version(tensor), tensor.dtype, tensor.device)
         for place in places

@@ -183,7 +183,7 @@ class FusedBench:
                     given.values,
                     given.slot_angles,
                     *given.counters,
-                    out,
+                    out=out,
                 )
             return len(given.caches)
 
