@@ -104,7 +104,7 @@ class FusedInputs:
     keys: Tensor
     values: Tensor
     query: Tensor
-    counters: list[Tensor]
+    counters: tuple[Tensor, Tensor, Tensor]
     slot_angles: Tensor
     tile_angles: Tensor
 
@@ -183,7 +183,7 @@ class FusedBench:
                     given.values,
                     given.slot_angles,
                     *given.counters,
-                    out=out,
+                    out,
                 )
             return len(given.caches)
 
@@ -206,15 +206,15 @@ class FusedBench:
         slots = window.sinks + window.recent
         keys, values = (normal(slots, self.geometry.channels) for _ in range(2))
         query = normal(self.geometry.heads, self.geometry.head_dim)
-        counters = [
+        tokens, tiles, hidden = (
             torch.full((self.batch,), value, dtype=torch.int32, device=device)
             for value in (self.context, self.tiles, 0)
-        ]
+        )
         index = torch.arange(window.sinks + TILE * self.tiles, self.context, device=device)
         positions = torch.arange(slots, device=device)
         positions[window.sinks + (index - window.sinks) % window.recent] = index
         angles = slot_angles(self.frequencies, positions), tile_angles(self.frequencies, window.sinks, most)
-        return FusedInputs(caches, keys, values, query, counters, *angles)
+        return FusedInputs(caches, keys, values, query, (tokens, tiles, hidden), *angles)
 
     def _expected(self, given: FusedInputs) -> Tensor:
         """What the twin gives for the first sequence of the last cache."""
