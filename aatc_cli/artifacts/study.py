@@ -49,6 +49,10 @@ class StudyCell(Settings):
         pattern=r"^(studies/[^/]+/)?evals/[^/]+\.json$",
         description="the evaluation's file, from the run directory",
     )
+    protocol: str | None = Field(
+        None,
+        description="digest of the evaluation's protocol, the same in all cells of a column; null before version 3",
+    )
     reason: str | None = Field(None, description="why there is no evaluation")
     left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
 
