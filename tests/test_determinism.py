@@ -19,9 +19,12 @@ from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import allocate as allocation
 from aatc_cli.core import transform
+from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import canonical_basis, loss_metric, whitening
 from aatc_cli.core.weights import latent_variance, quadratic_weights
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.models.adapter import attention_sites, geometry_of
+from aatc_cli.models.capture import capture
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.attach import attach_codecs
@@ -324,3 +327,36 @@ def test_processes_of_other_thread_counts_make_the_same_plans(run: Run, tmp_path
                 )
             )
     assert len(found) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("offset", [1, 3, 10])
+def test_where_tensors_lie_in_memory_does_not_count(tiny_llama: Path, offset: int) -> None:
+    """A file puts weights at any multiple of 8 bytes, an allocator at multiples of 64: the same keys, the same sums."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+        place = buffer[offset : offset + tensor.numel()].view(tensor.shape)
+        return place.copy_(tensor)
+
+    def found(model: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        layer = LayerStats.empty(geometry_of(model.config), 16, torch.zeros(2, 16, 16))
+        seen: list[torch.Tensor] = []
+
+        def take(index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+            rows = [place(part) for part in (torch.unflatten(q, -1, (4, 16)), k, v)]
+            seen.extend(rows)
+            if index == 3:
+                layer.update(*rows, torch.arange(16))
+
+        with capture(attention_sites(model), take):
+            model(input_ids=torch.arange(200)[None] % 250, use_cache=False)
+        return [*seen, *layer.tensors().values()]
+
+    model = load_model(find_model(str(tiny_llama)))
+    before = found(model, lambda tensor: tensor)
+    for parameter in model.parameters():
+        parameter.data = moved(parameter)
+        assert parameter.data_ptr() % 64
+    after = found(model, moved)
+    assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))

@@ -71,7 +71,14 @@ def _run(task: Task, values: dict[str, Any]) -> None:
     from aatc_cli.cli.printing import print_results
 
     settings = given_settings(task.part("settings", "Settings"), values)
-    results = task.call()(task, _call(task, values), settings)
+    call = _call(task, values)
+    if values.get("dry_run"):
+        from aatc_cli.cli.inspections import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_eval
+
+        print_inspection(forecast_eval(call, settings).inspection(), values["json"])
+        return
+    results = task.call()(task, call, settings)
     print_results(task, results, values["json"])
 
 

@@ -63,5 +63,6 @@ GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
     ),
     "device": (("device", DeviceOption, "cpu"), ("dtype", DtypeOption, "auto")),
     "device-map": (("device_map", DeviceMapOption, "none"),),
+    "dry-run": (("dry_run", DryRunOption, False),),
     "profile-alone": (),
 }

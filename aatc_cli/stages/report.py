@@ -20,6 +20,7 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed.table import read_speed
 from aatc_cli.evals.stability.result import read_stability
 from aatc_cli.evals.study_scores import cell_evaluation
@@ -83,9 +84,10 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
     memory = tuple(read_measurement(path, MemoryResult) for path in sorted(run.evals.glob("memory.*.json")))
     answers = tuple(read_measurement(path, BenchmarkResult) for path in sorted(run.evals.glob("benchmark.*.json")))
+    needles = tuple(read_measurement(path, NeedleResult) for path in sorted(run.evals.glob("needles.*.json")))
     plans = [Plan.open(path) for path in run.plans()]
-    measured = (*evaluations, *stability, *speed, *memory, *answers)
-    if not measured and not plans and not any((run.root / "studies").glob("*.json")):
+    measured = (*evaluations, *stability, *speed, *memory, *answers, *needles)
+    if not measured and not plans and not any(run.studies.glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -107,6 +109,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         speed=speed,
         memory=memory,
         answers=answers,
+        needles=needles,
     )
 
 

@@ -90,7 +90,7 @@ def run_study(
         forget = partial(_forgotten, run, choices.recipes) if options.force else lambda result: result
         known = {row.name: row for row in update_study(run.root, empty, forget).rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
-        with locked(run.root / "studies", ".plans.lock", wait=True):
+        with locked(run.studies, ".plans.lock", wait=True):
             entrants = Methods(run, known, options.force).entrants(study, choices.recipes)
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
@@ -107,7 +107,7 @@ def _forgotten(run: Run, recipes: tuple[str, ...], result: StudyResult) -> Study
     names = {row.name for row in result.rows if not recipes or row.recipe in recipes}
     for cell in result.cells:
         if cell.row in names and cell.file is not None:
-            (run.root / cell.file).unlink(missing_ok=True)
+            run.evaluation(cell.file).unlink(missing_ok=True)
     return result.model_copy(update={"cells": tuple(cell for cell in result.cells if cell.row not in names)})
 
 

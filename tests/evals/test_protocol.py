@@ -39,7 +39,7 @@ def files(run: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "options",
-    [("--limit", 1), ("--first", 151), ("--length", 201), ("--dtype", "bfloat16"), ("--traces", 1)],
+    [("--limit", 1), ("--first", 151), ("--length", 201), ("--dtype", "bfloat16")],
     ids=lambda options: str(options[0]).strip("-"),
 )
 def test_another_question_is_another_file(ask: Any, run_folder: Path, options: tuple[object, ...]) -> None:

@@ -185,6 +185,20 @@ def test_two_standard_errors_decide():
     assert indistinguishable(row(1.0, None), row(0.9, 0.06)) is None
 
 
+def test_answers_to_the_same_prompts_are_compared_one_by_one():
+    def answers(scores, prompts="p"):
+        mean = sum(scores) / len(scores)
+        return row(mean, 0.05, len(scores)).model_copy(update={"scores": scores, "prompts_sha256": prompts})
+
+    base = answers([1.0] * 30 + [0.0] * 10)
+    # 7 of 40 lost and none won is no chance (1/64), although both errors are as wide as the gap
+    worse = answers([0.0] * 7 + [1.0] * 23 + [0.0] * 10)
+    assert indistinguishable(worse, base) is False
+    assert indistinguishable(answers([0.0] * 5 + [1.0] * 25 + [0.0] * 10), base) is True
+    # of other prompts the errors decide
+    assert indistinguishable(worse.model_copy(update={"stderr": 0.1, "prompts_sha256": "q"}), base) is True
+
+
 def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeypatch):
     scores = iter([1.0, 0.0, 0.25, 0.25])
     monkeypatch.setattr(asking, "score", lambda *a: next(scores))

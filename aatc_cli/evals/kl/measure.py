@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from aatc_cli.evals.forced.scores import Scores
@@ -18,20 +17,19 @@ from aatc_cli.evals.windows.measure import forced_scores, measure_windows
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
     """KL, agreement and likelihood of every subject on every text; raises as `measure_windows` does."""
-    return measure_windows(opened, settings, partial(_run, settings.traces))
+    return measure_windows(opened, settings, _run)
 
 
-def _run(traces: int, frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
-    found = zip(subjects, forced_scores(frame, subjects), strict=True)
+def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, _measured(traces, frame, scores), scores.class_shares())
-        for subject, scores in found
+        frame.evaluation(subject, scores.seconds, _measured(frame, scores), scores.class_shares())
+        for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
 
 
-def _measured(traces: int, frame: Frame, scores: Scores) -> dict[str, Any]:
+def _measured(frame: Frame, scores: Scores) -> dict[str, Any]:
     found = scores.kl_summary() | scores.nll_summary()
-    if not traces:
+    if not frame.settings.traced:
         return found
-    windows, first = frame.windows.tokens, frame.settings.first_position
-    return found | {"traces": token_traces(scores, windows, first, traces, frame.opened.tokenizer.raw.decode)}
+    raw, first = frame.opened.tokenizer.raw, frame.settings.first_position
+    return found | {"traces": token_traces(scores, frame.windows.tokens, first, frame.settings.traced, raw.decode)}

@@ -8,11 +8,13 @@ from aatc_cli.evals.windows.settings import WindowSettings
 
 
 class Settings(WindowSettings):
-    """Windows, the first position that is scored, and how many windows are kept token by token."""
+    """Windows, and the first position that is scored."""
 
-    traces: int = Field(0, ge=0, description="Windows whose KL is kept token by token, for the report.")
+    trace: int = Field(
+        0, ge=0, description="Windows per text whose KL is kept token by token, for the report; changes no number."
+    )
 
     @property
-    def kept_windows(self) -> int:
-        """Windows that are kept token by token."""
-        return self.traces
+    def traced(self) -> int:
+        """Windows that are kept token by token; no more than there are."""
+        return self.trace if self.limit == 0 else min(self.trace, self.limit)

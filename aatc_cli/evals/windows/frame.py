@@ -61,7 +61,6 @@ class Frame:
             stride=self._stride,
             first=s.first_position,
             queries=s.measured_queries,
-            **({"traces": s.kept_windows} if s.kept_windows else {}),
         )
 
     def evaluation(

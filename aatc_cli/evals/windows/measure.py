@@ -45,7 +45,9 @@ def _fill(frame: Frame, runner: Runner) -> list[Evaluation]:
     opened = frame.opened
     force = opened.options.force
     found = {s.name: already(opened.run.evals, frame.evaluation(s, 0.0, {}), force=force) for s in opened.subjects}
-    missing = [subject for subject in opened.subjects if found[subject.name] is None]
+    wanted = min(frame.settings.traced, frame.windows.tokens.shape[0])
+    # a result without the traces that are asked for now is run again: its numbers stay as they are
+    missing = [s for s in opened.subjects if (e := found[s.name]) is None or len(e.traces or ()) < wanted]
     for subject in opened.subjects:
         if subject not in missing:
             say(f"eval: {opened.task} of {subject.name} on {frame.text} is there already, nothing to do")

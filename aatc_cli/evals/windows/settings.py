@@ -34,8 +34,8 @@ class WindowSettings(Settings):
         return min(512, self.length // 2)
 
     @property
-    def kept_windows(self) -> int:
-        """Windows that are kept token by token."""
+    def traced(self) -> int:
+        """Windows of every text that are kept token by token, by a task that can."""
         return 0
 
     @property
