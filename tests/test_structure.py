@@ -1,4 +1,4 @@
-"""The layers of the package: who may import whom, and what a command line that only prints help must not load."""
+"""The layers of the package: who may import whom."""
 
 from __future__ import annotations
 
@@ -126,30 +126,3 @@ def test_allocation_loads_no_torch() -> None:
 def test_only_models_import_transformers() -> None:
     users = {part_of(file) for file in FILES if any(name.split(".")[0] == "transformers" for name in imports(file))}
     assert users == {"models"}
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; sys.argv = ['aatc', '--help']\n"
-        "from aatc_cli.__main__ import main\n"
-        "try: main()\n"
-        "except SystemExit as stop: assert stop.code == 0\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'datasets', 'matplotlib', 'pydantic'}\n"
-        "print('loaded:', sorted(heavy & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "collect" in result.stdout
-    assert result.stdout.splitlines()[-1] == "loaded: []"
-
-
-def test_help_loads_little() -> None:
-    """What it costs, on any machine: the modules it imports beside those that Python itself begins with."""
-    code = (
-        "import sys; sys.argv = ['aatc', '--help']; before = set(sys.modules)\n"
-        "from aatc_cli.__main__ import main\n"
-        "try: main()\n"
-        "except SystemExit as stop: assert stop.code == 0\n"
-        "print(len(set(sys.modules) - before))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(result.stdout.splitlines()[-1]) < 400

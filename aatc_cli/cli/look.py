@@ -24,7 +24,9 @@ def inspect(
     budget: Annotated[float | None, typer.Option("--budget", help="Bits per channel.")] = None,
     ratio: RatioOption = None,
     size: BytesOption = None,
-    context: Annotated[int, typer.Option("--context", min=1, help="Tokens at which bytes are counted.")] = 8192,
+    context: Annotated[
+        int, typer.Option("--context", min=1, max=2**40, help="Tokens at which bytes are counted.")
+    ] = 8192,
     profile: ProfileOption = None,
     model: Annotated[str | None, typer.Option("--model", help="Look at a model before anything has run.")] = None,
     json: JsonOption = False,

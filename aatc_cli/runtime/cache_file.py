@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aatc_cli.artifacts.disk import flush, read_record, replace_directory, unwritable, write_text
+from aatc_cli.artifacts.disk import flush, read_record, replace_directory, temporary_beside, unwritable, write_text
 from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.artifacts.manifest import MANIFEST, TENSORS, TensorEntry, digest_of
 from aatc_cli.artifacts.tensor_file import tensor_digest
@@ -87,7 +86,7 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
         digest="",
     )
     manifest = draft.model_copy(update={"digest": draft.computed_digest()})
-    temporary = folder.parent / f".{folder.name}.tmp-{os.getpid()}"
+    temporary = temporary_beside(folder, "tmp")
     try:
         with _held(folder):
             try:

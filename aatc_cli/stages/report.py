@@ -87,7 +87,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     needles = tuple(read_measurement(path, NeedleResult) for path in sorted(run.evals.glob("needles.*.json")))
     plans = [Plan.open(path) for path in run.plans()]
     measured = (*evaluations, *stability, *speed, *memory, *answers, *needles)
-    if not measured and not plans and not any((run.root / "studies").glob("*.json")):
+    if not measured and not plans and not any(run.studies.glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
