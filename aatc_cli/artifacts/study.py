@@ -48,6 +48,10 @@ class StudyCell(Settings):
     file: str | None = Field(
         None, pattern=f"^{EVALUATION}$", description="the evaluation's file, from the run directory"
     )
+    protocol: str | None = Field(
+        None,
+        description="digest of the evaluation's protocol, the same in all cells of a column; null before version 3",
+    )
     reason: str | None = Field(None, description="why there is no evaluation")
     left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
 

@@ -35,6 +35,8 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
     for subject in opened.subjects:
         check_packed(subject, settings.length)
     frames = [Frame.of(opened, settings, text) for text in settings.text]
+    for frame in frames:
+        frame.say_seen()
     return [evaluation for frame in frames for evaluation in _fill(frame, runner)]
 
 
