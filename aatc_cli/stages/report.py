@@ -13,6 +13,7 @@ from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, read_manifest, require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.study import read_studies
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
@@ -138,8 +139,8 @@ def _sources(run: Run) -> list[_Source]:
         manifest = read_manifest(path)
         if manifest.kind != "plan":
             what = path.name if manifest.kind == "stats" else f"transform {path.name}"
-            if manifest.kind == "stats" and isinstance(tokens := manifest.results.get("tokens"), int):
-                used[manifest.digest] = tokens
+            if manifest.kind == "stats":
+                used[manifest.digest] = Stats.open(path, unfinished=True).tokens
             counted = [used[d] for d in (manifest.digest, *manifest.inputs.values()) if d in used]
             use = TextUse(what, tuple(manifest.texts), counted[0] if len(set(counted)) == 1 else None)
             found.append(_Source(manifest.model, use))
