@@ -74,7 +74,8 @@ def _where_coded(values: Units, keys: Sequence[Ints]) -> Units:
     coded = np.concatenate([widths.reshape(-1, values.energy.shape[1]) for widths in keys])
     if coded.shape != values.energy.shape:
         return values
-    return Units(np.where(coded.any(1)[:, None], values.energy, 0.0), values.tokens)
+    some = (coded > 0).sum(1) > 0
+    return Units(np.where(some[:, None], values.energy, 0.0), values.tokens)
 
 
 def _summed(errors: Floats) -> Floats:

@@ -26,9 +26,7 @@ def class_facts(plan: Plan) -> list[dict[str, Any]]:
             | {
                 "bits_keys": means["k"],
                 "bits_values": means["v"],
-                "thresholds": plan.classes.thresholds[:, k - 1].tolist()
-                if k and plan.classes.thresholds.size
-                else None,
+                "thresholds": thresholds[:, k - 1].tolist() if k and thresholds.size else None,
                 "shares": plan.classes.shares[:, k].tolist(),
             }
         )
