@@ -24,16 +24,18 @@ _TILES = 16
 class TileRows:
     """Tokens of tiles as attention reads them, by place: keys before RoPE and values [b, H, n, D], bias included.
 
-    hidden [b, H, n]: what is added to the scores, -inf where a head keeps nothing of a token; None if all keep all.
+    dropped [b, H, n]: true where a head keeps nothing of a token; None where all keep something of all.
     """
 
     keys: Tensor
     values: Tensor
-    hidden: Tensor | None
+    dropped: Tensor | None
 
 
 class TileForm(Protocol):
-    """How the tiles of a layer are held: as packed bytes, or as vectors that are given back the same."""
+    """How the tiles of a layer are held: as packed bytes, or as numbers that are given back the same."""
+
+    nbytes: int
 
     def pack(self, latents: Mapping[Side, Tensor], classes: Tensor) -> Tensor:
         """Tiles [..., n] of latents [..., t, C] of both sides and classes [..., orders, t]."""
@@ -57,11 +59,12 @@ class TileLayer:
         held: TileForm | None = None,
     ) -> None:
         self.layer, self.codecs, self.rule, self.heads = layer, dict(codecs), rule, heads
-        self.biases = {side: None if biases[side] is None else biases[side].detach() for side in SIDES}  # type: ignore[union-attr]
+        self.biases = {side: None if bias is None else bias.detach() for side, bias in biases.items()}
         self.held: TileForm = TilePacking(codecs, rule, heads) if held is None else held
         kept = [self._by_head(codecs[side].coded()) for side in SIDES]
         gone = ~(kept[0] | kept[1])
-        self.dropped = torch.zeros(gone.shape).masked_fill(gone, -torch.inf).to(gone.device) if bool(gone.any()) else None
+        self.dropped = gone if bool(gone.any()) else None
+        self.channels = int(codecs["k"].bits.shape[1])
 
     @property
     def device(self) -> torch.device:
@@ -90,11 +93,15 @@ class TileLayer:
         for side in SIDES:
             rows = rebias(decode(latents[side], self.codecs[side].codec.decode), self.biases[side]).flatten(1, 2)
             found[side] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        hidden = None
+        dropped = None
         if self.dropped is not None:
             by_head = classes.transpose(1, 2).flatten(2).expand(-1, self.heads, -1)
-            hidden = self.dropped[by_head, torch.arange(self.heads, device=by_head.device)[:, None]]
-        return TileRows(found["k"], found["v"], hidden)
+            dropped = self.dropped[by_head, torch.arange(self.heads, device=by_head.device)[:, None]]
+        return TileRows(found["k"], found["v"], dropped)
+
+    def empty_tiles(self, batch: int) -> Tensor:
+        """No tiles of ``batch`` sequences: [b, 0, n]."""
+        return torch.empty(batch, 0, self.held.nbytes, dtype=torch.uint8, device=self.device)
 
     def _by_head(self, by_group: Tensor) -> Tensor:
         """What is of a head group [n, groups] as that of its heads [n, H]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -47,13 +47,11 @@ class TilePages:
         if held:
             yield first, torch.cat(held, 1)
 
-    def joined(self) -> Tensor:
-        """All tiles [b, m, n]; [b, 0, 0] of none."""
-        if not self.count:
-            return torch.empty(len(self._runs), 0, 0, dtype=torch.uint8)
-        return torch.stack([torch.cat(runs) for runs in self._runs])
+    def joined(self, empty: Tensor) -> Tensor:
+        """All tiles [b, m, n]; ``empty`` [b, 0, n] of none."""
+        return torch.stack([torch.cat(runs) for runs in self._runs]) if self.count else empty
 
-    def select(self, places: list[int]) -> TilePages:
+    def select(self, places: Sequence[int]) -> TilePages:
         """The sequences at ``places``, repeats allowed, sharing their runs."""
         new = TilePages(len(places))
         new.count, new._runs = self.count, [list(self._runs[place]) for place in places]
