@@ -159,7 +159,6 @@ EXAMPLES: list[BaseModel] = [
     IDENTITY,
     ENTRY,
     TEXT,
-    TRACE,
     ROW,
     STABILITY_ROW,
     STUDY_ROW,

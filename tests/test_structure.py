@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -143,10 +142,14 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "loaded: []"
 
 
-def test_help_is_instant() -> None:
-    def seconds() -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "aatc_cli", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - began
-
-    assert min(seconds() for _ in range(3)) < 0.5
+def test_help_loads_little() -> None:
+    """What it costs, on any machine: the modules it imports beside those that Python itself begins with."""
+    code = (
+        "import sys; sys.argv = ['aatc', '--help']; before = set(sys.modules)\n"
+        "from aatc_cli.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "print(len(set(sys.modules) - before))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stdout.splitlines()[-1]) < 400

@@ -7,6 +7,7 @@ from typing import Any
 
 from aatc_cli.errors import UnsupportedModelError
 from aatc_cli.models.architectures import architecture_of, supported
+from aatc_cli.models.limits import context_limit
 
 # what other architectures cache, by the field that gives them away; told before the name alone is refused
 _REFUSED = {
@@ -42,7 +43,7 @@ def layer_windows(config: Any) -> list[LayerWindow]:
     _refuse(config, text, kinds)
     count = text.num_hidden_layers
     window = getattr(text, "sliding_window", None) or None
-    context = getattr(text, "max_position_embeddings", None)
+    context = context_limit(config)
     if not getattr(text, "use_sliding_window", True) or (window and context and window >= context):
         window = None
     if kinds is None or window is None:

@@ -9,9 +9,31 @@ from torch import Tensor
 from aatc_cli.errors import AatcError
 
 
+def context_limit(config: Any) -> int | None:
+    """Tokens that a model can take with the frequencies it rotates with, or None where nothing limits them.
+
+    ``max_position_embeddings`` is that number with llama3 and longrope scaling. YaRN leaves it as it was before (Qwen)
+    or not, so the original context times the factor is taken. Linear scaling leaves it as it was, but in models whose
+    layers rotate in two ways (Gemma 3). With dynamic scaling every further token changes all frequencies, which no
+    cache of keys can follow: it is the limit as well.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = dict(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {})
+    by_layer = isinstance(rope.get("full_attention"), dict)
+    if by_layer:
+        rope = rope["full_attention"]
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if limit is None or factor is None:
+        return limit
+    if kind == "yarn":
+        return int(factor * (rope.get("original_max_position_embeddings") or limit))
+    return int(factor * limit) if kind == "linear" and not by_layer else limit
+
+
 def check_length(length: int, config: Any, option: str = "--length") -> None:
-    """Raise `AatcError` naming both numbers, and the ``option`` to change, when that is beyond the model's context."""
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    """Raise `AatcError` naming both numbers, and the ``option`` to change, when that is beyond `context_limit`."""
+    limit = context_limit(config)
     if limit is not None and length > limit:
         raise AatcError(
             f"{length} tokens are more than the model's context of {limit}", f"use {option} {limit} or less"

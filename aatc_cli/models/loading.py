@@ -73,6 +73,8 @@ def load_model(
         name, found, wanted = min(report["mismatched_keys"])
         problem = f"{source.name} has {name} of shape {list(found)}, its configuration asks for {list(wanted)}"
         raise AatcError(problem, remedy)
+    # some are saved with the cache switched off, as they were trained
+    model.config.use_cache = model.generation_config.use_cache = True
     return (model if device_map is not None else model.to(device)).eval()
 
 

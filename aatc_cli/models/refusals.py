@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 from aatc_cli.errors import AatcError
 from aatc_cli.models.compressed import HostedCache
+from aatc_cli.models.layer_kinds import layer_windows
 
 # the names under which attention functions of compressed caches are registered begin so
 PREFIX = "aatc-cache-"
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise `AatcError` for a model that cannot be attached to: attached already, compiled, or spread over devices.
+    """Raise `AatcError` for a model that cannot be attached to.
 
-    Architectures that cache other things than keys and values of each layer are refused by `layer_kinds`.
+    It may be attached already, compiled, of an architecture that caches other things than keys and values, in training,
+    told to use no cache, or spread over devices.
     """
     config: Any = model.config
     if str(config._attn_implementation).startswith(PREFIX):
@@ -28,6 +30,19 @@ def check_model(model: nn.Module) -> None:
             "a compiled model cannot take a compressed cache, whose size changes with every block of tokens",
             "attach to the model as it was before torch.compile",
         )
+    # an architecture that is not supported is told before the state the model is in
+    layer_windows(model.config)
+    if model.training:
+        raise AatcError(
+            "the model is in training mode, in which checkpointing drops the cache and dropout changes what is in it",
+            "call model.eval() first",
+        )
+    for name in ("config", "generation_config"):
+        if getattr(getattr(model, name, None), "use_cache", None) is False:
+            raise AatcError(
+                f"the model's {name} says use_cache: false, so generate would hand no cache on",
+                f"set model.{name}.use_cache = True",
+            )
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise AatcError(

@@ -15,6 +15,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, ExactLayer, geometry_of
 from aatc_cli.models.layer_kinds import rope_switch
+from aatc_cli.models.limits import context_limit
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.store import Form, Store
 
@@ -51,7 +52,7 @@ class CacheSpec:
             parameter.dtype,
             parameter.device,
             geometry_of(config).channels,
-            getattr(config.get_text_config(), "max_position_embeddings", None),
+            context_limit(config),
             tuple(layer.sliding_window if isinstance(layer, ExactLayer) else None for layer in layers),
             rope_switch(config),
             layout,

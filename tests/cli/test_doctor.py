@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ STEPS = ["model", "collect", "whiten", "allocate", "eval", "packed cache"]
 
 
 def test_a_sound_installation(aatc: Any, tmp_path: Path) -> None:
-    began = time.monotonic()
     outcome = aatc("doctor", "--run", tmp_path / "run", "--json")
     assert (outcome.code, outcome.err) == (0, "")
-    assert time.monotonic() - began < 60
     found = {each["name"]: each for each in outcome.json["findings"]}
     assert outcome.json["ok"] is True
     assert {name for name in found if name.startswith("selftest")} == {f"selftest: {step}" for step in STEPS}

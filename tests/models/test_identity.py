@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -298,10 +297,7 @@ def test_artifacts_of_before_are_refused_and_told_why(copy):
 
 @pytest.mark.real
 def test_the_real_model_is_read_whole_and_remembered(real_model_path, forgetful, monkeypatch):
-    began = time.perf_counter()
     cold = weights_of(real_model_path)
-    took = time.perf_counter() - began
-    print(f"fingerprint of {(real_model_path / WEIGHTS).stat().st_size} bytes in {took:.2f} s")
     monkeypatch.setattr("aatc_cli.models.fingerprint._measured", lambda path: pytest.fail("it was read again"))
     assert weights_of(real_model_path) == cold
     assert len(load_file(real_model_path / WEIGHTS)) == 272

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -87,6 +91,39 @@ def test_a_model_on_two_devices_is_refused(llama, codecs):
     llama.lm_head.to("meta")
     with pytest.raises(AatcError, match="spread over cpu, meta"), attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW):
         pass
+
+
+def test_a_model_in_training_is_refused(llama, codecs):
+    """With checkpointing transformers would drop the cache, and with dropout what it holds would be drawn."""
+    llama.train()
+    llama.gradient_checkpointing_enable()
+    with (
+        pytest.raises(AatcError, match="in training mode") as caught,
+        attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW),
+    ):
+        pass
+    assert "model.eval()" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+def test_a_model_told_to_use_no_cache_is_refused(llama, codecs, name):
+    getattr(llama, name).use_cache = False
+    says = f"the model's {name} says use_cache: false"
+    with pytest.raises(AatcError, match=says), attach_codecs(llama, codecs(4, 32, 2, 3), WINDOW):
+        pass
+
+
+def test_a_model_saved_without_a_cache_is_loaded_with_one(llama, codecs, ids, tiny_llama, tmp_path):
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "copy"))
+    for file in ("config.json", "generation_config.json"):
+        data = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(data | {"use_cache": False}))
+    other, sites = load_model(find_model(str(folder))).double(), codecs(4, 32, 2, 3)
+    found = []
+    for model in (llama, other):
+        with attach_codecs(model, sites, WINDOW) as session:
+            found.append(model.generate(ids, **GREEDY, **{session.keyword: session.new_cache()}))
+    assert torch.equal(*found)
 
 
 @torch.no_grad()

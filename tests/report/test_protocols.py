@@ -64,7 +64,7 @@ def pair(**changes: object) -> tuple[Evaluation, Evaluation]:
         ({"stride": 512}, "stride 512 here and 1024 there"),
         ({"first_position": 0}, "first scored position 0 here and 256 there"),
         ({"dtype": "bfloat16"}, "dtype bfloat16 here and float32 there"),
-        ({"device": "NVIDIA H100"}, "device accelerator here and cpu there"),
+        ({"device": "NVIDIA H100"}, "device NVIDIA H100 here and cpu there"),
         ({"versions": {"torch": "2.14.0", "transformers": "5.24.0"}}, "torch 2.14.0 here and 2.13.0 there"),
         ({"versions": {"torch": "2.13.0", "transformers": "5.25.0"}}, "transformers 5.25.0 here and 5.24.0 there"),
     ],

@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -373,6 +372,42 @@ def test_english_is_not_told_to_hardly_vary(
     assert ranks["varied"] > 3 * ranks["sentence"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["python", "cuda", "cpu", "mapping"],
+)
+@pytest.mark.parametrize("where", ["load_model", "run_forward", "draw_windows"])
+def test_little_memory_is_one_error(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    def fail(*args: Any, **keywords: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(module, where, fail)
+    with pytest.raises(AatcError, match="not enough memory for collecting with tiny-llama") as caught:
+        run_collect(Run(tmp_path / "run"), tiny_llama)
+    assert caught.value.hint
+    monkeypatch.undo()
+    run_collect(Run(tmp_path / "run"), tiny_llama)
+
+
+def test_other_errors_are_not_taken_for_little_memory(
+    tiny_llama: Path, tmp_path: Path, run_collect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **keywords: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(module, "run_forward", fail)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        run_collect(Run(tmp_path / "run"), tiny_llama)
+
+
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     (tmp_path / "short.txt").write_text("x" * (LENGTH - 1))
     with pytest.raises(AatcError, match=r"'short.txt' has 0 windows of 48 tokens, but 6 are needed"):
@@ -681,40 +716,36 @@ def test_a_damaged_checkpoint_is_refused_and_forced(
     assert same(tmp_path / "stats", base / "stats")
 
 
+# stops itself behind its third checkpoint, so that it is met in the middle on any machine
+STOPS = """
+import os, signal
+from aatc_cli.__main__ import main
+from aatc_cli.stages.collecting.job import CollectJob
+write, written = CollectJob.write, []
+def stopping(*arguments):
+    done = write(*arguments)
+    written.append(done)
+    if len(written) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return done
+CollectJob.write = stopping
+main()
+"""
+
+
 def test_sigkill(tiny_llama: Path, tmp_path: Path, run_collect: Any, corpus: Path) -> None:
     """Killed for real in the middle, after it kept a second writer out: what is left is whole and is continued.
 
     The end is bit for bit that of an undisturbed run.
     """
-    samples = 150
-    command = [
-        sys.executable,
-        "-m",
-        "aatc_cli",
-        "collect",
-        "--run",
-        str(tmp_path / "killed"),
-        "--model",
-        str(tiny_llama),
-        "--text",
-        str(corpus),
-        "--samples",
-        str(samples),
-        "--length",
-        str(LENGTH),
-        "--rows",
-        str(ROWS),
-        "--checkpoint-seconds",
-        "0",
-    ]
-    root = Path(module.__file__).parents[2]
-    process = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE)
-    partial = tmp_path / "killed" / ".stats.partial"
-    deadline = time.monotonic() + 60
-    while not (partial / MANIFEST).exists():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    samples = 20
+    asked = ("--run", tmp_path / "killed", "--model", tiny_llama, "--text", corpus, "--samples", samples)
+    more = ("--length", LENGTH, "--rows", ROWS, "--checkpoint-seconds", 0)
+    command = [sys.executable, "-c", STOPS, "collect", *map(str, asked + more)]
+    process = subprocess.Popen(command, cwd=Path(module.__file__).parents[2], stderr=subprocess.PIPE)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), process.stderr.read() if process.stderr else ""
+    assert (tmp_path / "killed" / ".stats.partial" / MANIFEST).exists()
     with pytest.raises(AatcError, match=f"is being written by process {process.pid}$") as caught:
         run_collect(Run(tmp_path / "killed"), tiny_llama, samples=samples)
     assert "another --run" in str(caught.value.hint)

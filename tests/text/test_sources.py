@@ -3,6 +3,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -244,3 +247,53 @@ def test_dataset_out_of_reach(late: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert ("TimeoutError: no answer" if late else "ConnectionError: no route") in caught.value.message
     assert "second line" not in caught.value.message
     assert "local file" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ['["one", "two"]', '{"text": "one"}', '{"text": "one"}\n{"text": "two"}\n'])
+def test_a_json_document_is_no_text(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(text)
+    assert "file.jsonl:field" in str(fails(path, "data.json is one JSON document").hint)
+    # only what is JSON by name and by content
+    path.write_text("a note, not JSON")
+    assert read(path) == ["a note, not JSON"]
+    (tmp_path / "data.txt").write_text(text)
+    assert read(tmp_path / "data.txt") == [text]
+
+
+def test_a_pipe_a_device_and_a_dead_link_are_no_text(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    fails(tmp_path / "pipe", "pipe is a pipe or a device, not a text file")
+    fails("/dev/zero", "/dev/zero is a pipe or a device, not a text file")
+    fails(tmp_path / "link", "link is a link that leads nowhere")
+
+
+@pytest.mark.parametrize("data", ["English".encode("utf-16-le"), b"text\0text", bytes(1000)])
+def test_text_with_nuls_is_refused(tmp_path: Path, data: bytes) -> None:
+    """English in UTF-16 without a mark is valid UTF-8: it would be calibrated on, letters and NULs in turn."""
+    (tmp_path / "text.txt").write_bytes(data)
+    fails(tmp_path / "text.txt", "text.txt holds NUL characters")
+
+
+SPARSE = """
+import resource, sys
+from aatc_cli.errors import AatcError
+from aatc_cli.text.sources import documents, parse_source
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (256 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    list(documents(parse_source(sys.argv[1])))
+except AatcError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+def test_a_file_larger_than_memory_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.txt"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    done = subprocess.run([sys.executable, "-c", SPARSE, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"the text file {path} of {1 << 30} bytes does not fit into memory", done.stderr

@@ -74,11 +74,9 @@ def facts_of(e: Evaluation) -> tuple[tuple[str, str], ...]:
         "stride": e.stride,
         "first": e.first_position,
         "dtype": e.dtype,
-        "device": "cpu" if e.device.startswith("cpu") else "accelerator",
+        "device": e.device,
         "versions": {name: e.versions[name] for name in _DECIDING if name in e.versions},
     }
-    if "device" in recorded:
-        base.pop("device")
     found = base | recorded
     versions = found.pop("versions")
     flat = {**found, **versions}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.core.compare import Difference, Figure, difference, tied
 from aatc_cli.report.data.protocols import Protocol
 from aatc_cli.report.data.run import paper_first
-from aatc_cli.report.series.compare import Difference, Figure, difference, tied
 from aatc_cli.report.series.samples import kl_figure
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aatc_cli.artifacts.study import StudyCell
+from aatc_cli.core.compare import Figure
 from aatc_cli.report.data.protocols import Protocol
 from aatc_cli.report.data.study import AVERAGED, StudyView, title_of
-from aatc_cli.report.series.compare import Figure
 from aatc_cli.report.series.quality import Line, QualityPanel
 from aatc_cli.report.series.samples import kl_figure, score_figure
 

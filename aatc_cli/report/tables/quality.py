@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aatc_cli.core.compare import Difference
 from aatc_cli.report.blocks import Cell, Table
-from aatc_cli.report.series.compare import Difference
 from aatc_cli.report.series.quality import QualityGroup, QualityRow
 from aatc_cli.report.series.samples import nll_change
 from aatc_cli.report.text import MISSING, change, number, percent_with_error, spread

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from aatc_cli.core.compare import Figure, tied
 from aatc_cli.evals.benchmark import BenchmarkResult
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.run import paper_first
-from aatc_cli.report.series.compare import Figure, tied
 from aatc_cli.report.series.samples import score_figure, score_interval
 from aatc_cli.report.text import MISSING, number, percent_with_error
 
@@ -74,7 +74,10 @@ def _answers_at(caption: str, results: Sequence[BenchmarkResult], context: int |
             line.append(Cell(text, mark == "best"))
         lines.append(tuple(line))
     notes = [INTERVAL_NOTE] + ([TIE_NOTE] if any("tie" in marked.values() for marked in marks) else [])
-    left = {f"{r.method}: {name}: {why}" for r in ordered for name, why in r.left_out.items()}
-    notes += [f"left out: {reason}" for reason in sorted(left)]
+    left: dict[str, list[str]] = {}
+    for r in ordered:
+        for name, why in r.left_out.items():
+            left.setdefault(f"{name}: {why}", []).append(r.method)
+    notes += [f"left out ({', '.join(methods)}): {reason}" for reason, methods in left.items()]
     titles = ("method", "packed bits", *(title for title, _ in columns))
     return Table(caption, titles, tuple(lines), tuple(notes))

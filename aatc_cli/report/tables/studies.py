@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.study import StudyCell, StudyRow
+from aatc_cli.core.compare import Figure, difference
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.data.study import StudyView, title_of
-from aatc_cli.report.series.compare import Figure, difference
 from aatc_cli.report.series.samples import kl_figure, nll_change, nll_figure
 from aatc_cli.report.series.studies import Column, score_columns, subtask_columns
 from aatc_cli.report.tables.scores import INTERVAL_NOTE, TIE, TIE_NOTE, marks_of, score_text

@@ -8,6 +8,7 @@ from typing import Any
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, sliding_bytes
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, attention_layers, geometry_of
+from aatc_cli.models.limits import context_limit
 from aatc_cli.models.loading import ModelSource, empty_model, load_config
 from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile, available, load_model_profile
@@ -66,7 +67,7 @@ def _data(
         "geometry": geometry.model_dump(),
         "channels_per_site": geometry.channels,
         "sites_compressed": 2 * geometry.layers,
-        "context": getattr(text, "max_position_embeddings", None),
+        "context": context_limit(config),
         "rope": _rope(text),
         "fp16_bytes_per_token": fp16_bytes(geometry.of_full_layers(), 1),
         "fp16_bytes_sliding": sliding_bytes(geometry, geometry.sliding_window or 0),
