@@ -54,10 +54,10 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 24 --fisher 16
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 4 --name windows-4
 	$(BIN)/aatc collect --profile smollm2-135m-instruct --samples 16 --name windows-16
-	-$(BIN)/aatc eval --study divergence --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study headline --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study ablation --length 1024 --limit $(LIMIT)
-	-$(BIN)/aatc eval --study quick --limit $(LIMIT) --context 1024
+	-$(BIN)/aatc study divergence --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study headline --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study ablation --length 1024 --limit $(LIMIT)
+	-$(BIN)/aatc study quick --limit $(LIMIT) --context 1024
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
@@ -81,7 +81,7 @@ docs: install ## Write docs/cli.md from --help
 	$(BIN)/python -m typer aatc_cli.cli utils docs --name aatc --output docs/cli.md
 
 golden: install ## Write the golden files of the tests anew
-	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/core/test_allocate_recipes.py tests/test_golden.py
+	AATC_GENERATE_EXPECTED=1 $(BIN)/python -m pytest tests/methods/test_allocate_recipes.py tests/test_golden.py
 
 golden-check: ## Derive the committed plans anew from their Transforms and fail on any difference
 	@$(AATC) allocate --check $(GOLDEN)/plans/*

@@ -271,3 +271,21 @@ def codec() -> Callable[..., TransformCodec]:
 @pytest.fixture(scope="session")
 def codecs() -> Callable[..., list]:
     return make_codecs
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., list[Any]]:
+    """Run one task of eval on subjects, as the command line does; its results."""
+    from aatc_cli.evals import find_task
+    from aatc_cli.evals.call import Call
+    from aatc_cli.evals.subjects import EvalOptions
+    from aatc_cli.models.source import find_model
+
+    def run_task(task, run, model, subjects, options=None, **asked) -> list[Any]:
+        found = find_task(task)
+        if "text" in asked:
+            asked["text"] = tuple(map(str, asked["text"]))
+        call = Call(run, options or EvalOptions(), find_model(str(model)), subjects=subjects)
+        return list(found.call()(found, call, found.part("settings", "Settings")(**asked)))
+
+    return run_task

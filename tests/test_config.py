@@ -16,10 +16,18 @@ from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.artifacts.transform import WhitenSettings
 from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
-from aatc_cli.evals.stability import StabilityResult, StabilityRow
+from aatc_cli.evals import TASKS, find_task
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.settings import AnswerSettings
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import NeedleCell
+from aatc_cli.evals.needles.result import Result as NeedlesResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import StabilityRow
+from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.methods.fields import Coding, Protection, RecipeFields
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.token_rates import TokenRates
@@ -107,8 +115,15 @@ METHOD = StudyMethod(recipe="paper", budgets=(1, 2), packed=(2.5,), label="ours"
 TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
+NEEDLES = NeedleCell(context=9, depth=50, samples=1, score=1.0, low=0.2, high=1.0, wanted=["7"], answers=["7."])
 TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
 EXAMPLES: list[BaseModel] = [
+    *(task.part("settings", "Settings")() for task in TASKS if task.folder != "lm_eval"),
+    find_task("gsm8k").part("settings", "Settings")(),
+    WindowSettings(first=3),
+    AnswerSettings(subtask=("a",)),
+    NEEDLES,
+    NeedlesResult(**WHERE, cells=[NEEDLES]),
     Coding(key_axis="channel", group=32, outliers=0.01),
     Measurement(task="any", **WHERE),
     SCORE,

@@ -19,15 +19,17 @@ from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window, make_budget
 from aatc_cli.core import allocate as allocation
 from aatc_cli.core import transform
+from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.transform import canonical_basis, loss_metric, whitening
 from aatc_cli.core.weights import latent_variance, quadratic_weights
-from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.evals.subjects import Subject
+from aatc_cli.models.adapter import attention_sites, geometry_of
+from aatc_cli.models.capture import capture
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.whiten import Wanted, whiten
 
 # recipes whose allocators, weights, curves and transforms differ, and a budget of each
@@ -160,7 +162,7 @@ def test_stats_and_transforms_of_other_threads_agree(
 
 
 def test_the_pipeline_has_no_operation_without_a_deterministic_form(
-    run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
+    measured: Any, run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """Collect with gradients, every transform, plans, three tasks and a packed cache; the same digests as without."""
     with deterministic():
@@ -172,8 +174,7 @@ def test_the_pipeline_has_no_operation_without_a_deterministic_form(
                 Subject(load_recipe(name), allocate(strict, load_recipe(name), [make_budget(bits=BUDGETS[name])])[0])
                 for name in (("paper", "loss-aware", "kvtc", "turboquant") if task == "kl" else ("paper",))
             ]
-            settings = EvalSettings(task=task, length=224, limit=1, first=160)
-            evaluate(strict, find_model(str(tiny_llama)), subjects, [str(corpus)], settings, EvalOptions())
+            measured(task, strict, tiny_llama, subjects, text=[corpus], length=224, limit=1, first=160)
         (plan,) = allocate(strict, load_recipe("paper"), [make_budget(bits=3.0)])
         model = load_model(find_model(str(tiny_llama)))
         ids = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -326,3 +327,36 @@ def test_processes_of_other_thread_counts_make_the_same_plans(run: Run, tmp_path
                 )
             )
     assert len(found) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("offset", [1, 3, 10])
+def test_where_tensors_lie_in_memory_does_not_count(tiny_llama: Path, offset: int) -> None:
+    """A file puts weights at any multiple of 8 bytes, an allocator at multiples of 64: the same keys, the same sums."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+        place = buffer[offset : offset + tensor.numel()].view(tensor.shape)
+        return place.copy_(tensor)
+
+    def found(model: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        layer = LayerStats.empty(geometry_of(model.config), 16, torch.zeros(2, 16, 16))
+        seen: list[torch.Tensor] = []
+
+        def take(index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+            rows = [place(part) for part in (torch.unflatten(q, -1, (4, 16)), k, v)]
+            seen.extend(rows)
+            if index == 3:
+                layer.update(*rows, torch.arange(16))
+
+        with capture(attention_sites(model), take):
+            model(input_ids=torch.arange(200)[None] % 250, use_cache=False)
+        return [*seen, *layer.tensors().values()]
+
+    model = load_model(find_model(str(tiny_llama)))
+    before = found(model, lambda tensor: tensor)
+    for parameter in model.parameters():
+        parameter.data = moved(parameter)
+        assert parameter.data_ptr() % 64
+    after = found(model, moved)
+    assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))

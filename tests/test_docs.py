@@ -25,8 +25,10 @@ from aatc_cli.cli import app
 from aatc_cli.config import Budget, Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
-from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
 from aatc_cli.methods.fields import Protection
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import available, load_model_profile, load_recipe
@@ -37,7 +39,7 @@ DOCS = ROOT / "docs"
 MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "report", "pick", "export", "list", "doctor")
+COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")
@@ -74,9 +76,11 @@ def parse(arguments: list[str]) -> None:
     """Parse a command line as the tool does, to the last option, and run nothing."""
     group = typer.main.get_command(app)
     context = group.make_context("aatc", list(arguments))
-    if rest := [*context._protected_args, *context.args]:
-        name, command, rest = group.resolve_command(context, rest)
-        command.make_context(name, rest, parent=context)
+    while rest := [*getattr(context, "_protected_args", []), *context.args]:
+        name, command, rest = context.command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+        if not hasattr(command, "resolve_command"):
+            break
 
 
 def slugs(page: Path) -> set[str]:
@@ -203,8 +207,7 @@ def test_commands_are_found_in_shell_and_make():
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["allocate --buget 2", "allocate --budget two", "eval --task warp", "pack", "collect --samples 0", "whiten x"],
+    "line", ["allocate --buget 2", "allocate --budget two", "eval warp", "pack", "collect --samples 0", "whiten x"]
 )
 def test_a_wrong_command_would_be_seen(line):
     with pytest.raises(typer.BadParameter.__mro__[1]):

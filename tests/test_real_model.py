@@ -101,18 +101,7 @@ def test_stats_record_the_tokens_and_texts_they_were_made_from(real_run):
 
 def test_the_live_cache_holds_the_bytes_of_the_law(real_run, real_model_path, aatc):
     (result,) = aatc(
-        "eval",
-        "--task",
-        "memory",
-        "--run",
-        real_run.root,
-        "--model",
-        real_model_path,
-        "--budget",
-        2,
-        "--context",
-        700,
-        "--json",
+        "eval", "memory", "--run", real_run.root, "--model", real_model_path, "--budget", 2, "--context", 700, "--json"
     ).json
     (row,) = result["rows"]
     parts = Plan.open(real_run.root / "plans" / "paper-2").layout.breakdown(700)

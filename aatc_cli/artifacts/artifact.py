@@ -32,6 +32,7 @@ from aatc_cli.artifacts.manifest import (
 )
 from aatc_cli.artifacts.tensor_file import TensorFile, dtype_name, tensor_digest
 from aatc_cli.config import Geometry
+from aatc_cli.console import detail
 from aatc_cli.errors import ArtifactError, SettingsMismatchError
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ def open_artifact(path: Path, kind: Kind) -> Artifact:
         raise damaged(path, kind, f"{TENSORS} cannot be read: {error}") from error
     if names != set(manifest.tensors):
         raise damaged(path, kind, f"{TENSORS} does not hold the tensors that the manifest lists")
+    detail(f"read {kind} {path} ({manifest.digest[:12]}), {len(names)} tensors in {data.stat().st_size:,} bytes")
     return Artifact(path, manifest)
 
 

@@ -19,7 +19,7 @@ from aatc_cli.profiles import explain
 Task = Literal["kl", "perplexity", "distortion"]
 
 # evaluations that are not of windows of text; each has a model of its own in the file of its task
-OTHER_TASKS = ("memory", "speed", "benchmark", "stability")
+OTHER_TASKS = ("memory", "speed", "benchmark", "stability", "needles")
 
 M = TypeVar("M", bound="Measurement")
 
@@ -35,7 +35,17 @@ class Measurement(Settings):
     budget: str | None = Field(None, description="the plan's budget label; null for fp16")
     model: str
     model_fingerprint: str | None = Field(None, description="of the weight files, as in the manifests")
+    config_hash: str | None = Field(None, description="of the model's configuration, as in the manifests")
+    tokenizer_hash: str | None = Field(None, description="of the tokenizer, as in the manifests")
     plan: str | None = Field(None, description="digest of the plan; null for fp16")
+    cache: str | None = Field(
+        None, description="packed, fused or simulated, where a cache was filled; null for the model's own and without"
+    )
+    protocol: dict[str, Any] | None = Field(
+        None,
+        description="all that determines the number beside the plan: model, what was asked, dtype, device, versions; "
+        "results of equal protocols can be compared; null before version 3",
+    )
     bits: float = Field(description="mean code bits per channel of a packed token")
     bits_packed: float | None = Field(
         None, description="bits of a number of a packed token with all that goes with it; 16 for fp16; null if unknown"
@@ -51,9 +61,19 @@ class Measurement(Settings):
         return self.recipe if self.budget is None else f"{self.recipe}-{self.budget}"
 
     @property
+    def determined_by(self) -> dict[str, Any]:
+        """What a result must be equal in to be taken over: its subject, its cache and its protocol."""
+        return {"plan": self.plan, "cache": self.cache, "protocol": self.protocol}
+
+    @property
+    def stamp(self) -> str:
+        """Ending of the file's name that tells protocols apart: ``.1f2e3d4c``; none before version 3."""
+        return "" if self.protocol is None else f".{digest_of([self.protocol, self.cache])[:8]}"
+
+    @property
     def file_name(self) -> str:
-        """File the evaluation is stored under, a function of what was asked."""
-        return f"{self.task}.{self.method}.json"
+        """File the evaluation is stored under, a function of what was asked and of all that determines its number."""
+        return f"{self.task}.{self.method}{self.stamp}.json"
 
 
 class DistortionRow(Settings):
@@ -102,6 +122,7 @@ class Evaluation(Measurement):
     kl_stderr: float | None = None
     kl_windows: list[float] | None = Field(None, description="mean KL of every window, by which methods are paired")
     kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
+    kl_p999: float | None = Field(None, description="99.9th percentile of KL over scored positions")
     top1: float | None = Field(None, description="share of positions with the reference's most likely token")
     top1_stderr: float | None = None
     nll: float | None = Field(None, description="negative log-likelihood, nats per token")
@@ -128,9 +149,9 @@ class Evaluation(Measurement):
 
     @property
     def file_name(self) -> str:
-        """File the evaluation is stored under: task, recipe, budget, text, window length and first position."""
+        """File the evaluation is stored under: task, recipe, budget, text, window length, first position, protocol."""
         text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
-        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}.json"
+        return f"{self.task}.{self.method}.{text}.{self.length}-{self.first_position}{self.stamp}.json"
 
 
 def write_evaluation(folder: Path, evaluation: Measurement) -> Path:

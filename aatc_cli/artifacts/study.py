@@ -129,12 +129,12 @@ def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult],
 def read_study(path: Path) -> StudyResult:
     """Read one result; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        return StudyResult.model_validate(read_sealed(path, "run aatc eval --study again with --force"))
+        return StudyResult.model_validate(read_sealed(path, "run aatc study again with --force"))
     except ValidationError as error:
         problem = f"{path} is not a valid study result: {explain(error)}"
-        raise ArtifactError(problem, "run aatc eval --study again with --force") from error
+        raise ArtifactError(problem, "run aatc study again with --force") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval --study again with --force") from error
+        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc study again with --force") from error
 
 
 def read_studies(root: Path) -> list[StudyResult]:

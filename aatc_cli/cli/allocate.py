@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aatc_cli.cli.choosing import budgets_of, matching
 from aatc_cli.cli.options import (
     BudgetOption,
     BytesOption,
@@ -16,7 +17,6 @@ from aatc_cli.cli.options import (
     RatioOption,
     RecipeOption,
     RunOption,
-    budgets_of,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def allocate(
     """Give every channel its width (Plan), one plan per recipe and budget. Deterministic.
 
     A budget that cannot be met is named in the end, with exit code 1; the others are made.
-    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4 --budget 3;
+    Examples: aatc allocate --budget 2.0; aatc allocate --recipe var-only --budget 4,3;
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/*
     """
     from aatc_cli.artifacts.run import Run
@@ -57,7 +57,7 @@ def allocate(
     if check is not None:
         if recipe or budget or ratio is not None or size is not None or dry_run:
             raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
-        check_plans([check, *(more or [])], transform, json)
+        check_plans(matching([check, *(more or [])]), transform, json)
         return
     if more:
         raise UsageError(f"{more[0]} is no option of allocate", f"to check a plan: aatc allocate --check {more[0]}")
@@ -118,7 +118,7 @@ def _of_unmet(unmet: list[Unmet], made: int) -> Exception:
     return AatcError(f"{len(unmet)} of {made + len(unmet)} plans cannot be made: {told}", unmet[0].error.hint)
 
 
-def check_plans(paths: list[Path], transform: Path | None, json: bool) -> None:
+def check_plans(paths: list[str], transform: Path | None, json: bool) -> None:
     """Derive every plan again and say which are identical; exit code 1 unless all of them are.
 
     Of one plan alone a damaged one is an error like any other; of several it is one line, and the others are checked.

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from aatc_cli import __version__
 from aatc_cli.cli.loudness import Commands
 
+# the order of the pipeline, which is the order of the help
+_ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
+
+
+class Ordered(TyperGroup):
+    """The commands in their order, where typer would put groups last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands."""
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+
 app = Commands(
     name="aatc",
+    cls=Ordered,
     help="Compress the key-value cache of a language model by attention-aware transform coding.\n\n"
-    "Stages: collect -> whiten -> allocate -> inspect -> eval -> report. Each reads artifacts from a run directory "
-    "(--run, default $AATC_RUN or ./run) and writes one. Data goes to stdout, progress and log to stderr.",
+    "Stages: collect -> whiten -> allocate -> inspect -> eval or study -> report. Each reads artifacts from a run "
+    "directory (--run, default $AATC_RUN or ./run) and writes one. Data goes to stdout, progress and log to stderr.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

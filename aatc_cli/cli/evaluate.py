@@ -1,223 +1,120 @@
-"""The eval command: one task per call, each in a stage of its own."""
+"""aatc eval: a sub-command for every task, made when it is asked for; without a task it is kl."""
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
-from aatc_cli.cli.benchmarks import run_harness, run_ruler
-from aatc_cli.cli.measures import (
-    only_batch,
-    run_memory,
-    run_memory_of_geometry,
-    run_speed,
-    run_speed_of_geometry,
-    run_speed_of_stages,
-)
-from aatc_cli.cli.options import (
-    PLAN_HELP,
-    BudgetOption,
-    DeviceMapOption,
-    DeviceOption,
-    DtypeOption,
-    ForceOption,
-    JsonOption,
-    ModelOption,
-    ProfileOption,
-    RecipeOption,
-    RunOption,
-    find_source,
-    subjects_of,
-)
-from aatc_cli.cli.stability import run_stability
-from aatc_cli.cli.study import only_study, run_study
+from aatc_cli.cli.making import command_of, given_settings, parameter, settings_parameters
+from aatc_cli.cli.options import GROUPS, ForceOption, JsonOption, RunOption
+from aatc_cli.evals import TASKS, Task
+
+if TYPE_CHECKING:
+    from aatc_cli.evals.call import Call
+
+_DEFAULT = "kl"
+# what the options of this command were called before they became words
+_MOVED = {"--task": "aatc eval {}", "--study": "aatc study {}"}
 
 
-def evaluate(
-    run: RunOption = Path("run"),
-    task: Annotated[
-        Literal[
-            "kl",
-            "perplexity",
-            "distortion",
-            "stability",
-            "memory",
-            "speed",
-            "ruler",
-            "gsm8k",
-            "mmlu-pro",
-            "math-500",
-            "longbench",
-        ],
-        typer.Option("--task", help="What to measure; the last five are benchmarks, by generation."),
-    ] = "kl",
-    profile: ProfileOption = None,
-    model: ModelOption = None,
-    recipe: RecipeOption = None,
-    budget: BudgetOption = None,
-    plan: Annotated[list[Path] | None, typer.Option("--plan", help=f"{PLAN_HELP} Repeatable.")] = None,
-    study: Annotated[
-        str | None,
-        typer.Option("--study", help="Run a study instead of one task: a name (main, headline, ...) or a .toml path."),
-    ] = None,
-    stats: Annotated[
-        list[Path] | None, typer.Option("--stats", help="Stats to calibrate on, two or more; repeatable (stability).")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", help="Held-out text, as for collect; repeatable, one file each. RULER: its essays."),
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", min=2, help="Tokens per window. Default: 1024, or the study's.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=0, help="Windows per text (default 4) or samples per subtask (20); 0 is all."),
-    ] = None,
-    first: Annotated[
-        int | None,
-        typer.Option("--first", min=0, help="First scored position. Default: 512 (kl, distortion), 0 (perplexity)."),
-    ] = None,
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Query positions per window (distortion).")] = 8,
-    context: Annotated[
-        list[int] | None,
-        typer.Option("--context", min=1, help="Tokens in the cache; repeatable (ruler, memory, speed)."),
-    ] = None,
-    subtask: Annotated[
-        list[str] | None, typer.Option("--subtask", help="Part of a benchmark, globs allowed; repeatable.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Folder of a benchmark's files, or hub. RULER's are of qa_1 and qa_2.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template (benchmarks).")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts (ruler).")] = 0,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option("--batch", min=1, help="Sequences at once; repeatable for memory and speed. Default: 1."),
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times each size is measured (speed).")] = 5,
-    whole_model: Annotated[
-        bool, typer.Option("--whole-model", help="Time whole decode steps too, random weights (speed of a profile).")
-    ] = False,
-    offline_stages: Annotated[
-        bool, typer.Option("--offline-stages", help="Time collect and whiten instead (speed of a profile).")
-    ] = False,
-    groups: Annotated[
-        str, typer.Option("--groups", help="Head groups: heads (fused kernels), all, or a number (speed of a profile).")
-    ] = "heads",
-    device: DeviceOption = "cpu",
-    device_map: DeviceMapOption = "none",
-    dtype: DtypeOption = "auto",
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Measure the model with its compressed cache on text that calibration did not see (Evaluations).
+class Tasks(TyperGroup):
+    """The tasks of `evals.TASKS` as commands."""
 
-    Plans are named by --plan, or by every combination of --recipe and --budget; --recipe fp16 is the reference.
-    With --study the study names methods and tasks: --recipe keeps only some of its methods, --limit, --length and
-    --context replace those of its tasks.
-    """
-    from aatc_cli.artifacts.run import Run
-    from aatc_cli.cli.printing import print_evaluations
-    from aatc_cli.evals.subjects import EvalOptions
-    from aatc_cli.stages.evaluate import EvalSettings
-    from aatc_cli.stages.evaluate import evaluate as stage
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the tasks, in their order."""
+        return [task.name for task in TASKS]
 
-    if device_map == "auto" and task not in ("kl", "perplexity"):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a task; None for a name that is no task."""
+        return next((_command(task) for task in TASKS if task.name == cmd_name), None)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a task in front, take all for options of kl; raises `UsageError` for the form of old."""
         from aatc_cli.errors import UsageError
 
-        problem = f"--task {task} needs the model on one device, as the packed cache does"
-        raise UsageError(problem, "leave out --device-map, or use --task kl or perplexity")
-    if task == "memory" and profile is not None and model is None:
-        run_memory_of_geometry(
-            Run(run), profile, recipe, budget, EvalOptions(device, dtype, force), json, contexts=context, batches=batch
-        )
+        for place, arg in enumerate(args):
+            option, equals, value = arg.partition("=")
+            if option in _MOVED:
+                word = value if equals else args[place + 1] if place + 1 < len(args) else "NAME"
+                raise UsageError(f"{option} is a word of the command now", f"write {_MOVED[option].format(word)}")
+        if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h")):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+tasks = typer.Typer(
+    cls=Tasks,
+    help="Measure the model with its compressed cache (Evaluations).\n\n"
+    "Without a task it is kl; without --plan, --recipe and --budget it is of all plans of the run. A result that is "
+    "there of the same plan, model, text and settings is not measured again.",
+)
+
+
+def parameters_of(task: Task) -> list[inspect.Parameter]:
+    """Parameters of a task's command: those that it shares with others, and one for every field of its settings."""
+    shared = [parameter("context_", typer.Context, inspect.Parameter.empty), parameter("run", RunOption, Path("run"))]
+    shared += [parameter(*entry) for group in task.reads for entry in GROUPS[group]]
+    last = [parameter("force", ForceOption, False), parameter("json", JsonOption, False)]
+    return [*shared, *settings_parameters(task.part("settings", "Settings")), *last]
+
+
+def _command(task: Task) -> Any:
+    return command_of(task.name, task.summary, parameters_of(task), partial(_run, task))
+
+
+def _run(task: Task, values: dict[str, Any]) -> None:
+    from aatc_cli.cli.printing import print_results
+
+    settings = given_settings(task.part("settings", "Settings"), values)
+    call = _call(task, values)
+    if values.get("dry_run"):
+        from aatc_cli.cli.inspections import print_inspection
+        from aatc_cli.stages.inspecting.forecasts import forecast_eval
+
+        print_inspection(forecast_eval(call, settings).inspection(), values["json"])
         return
-    if task == "speed" and profile is not None and model is None and offline_stages:
-        run_speed_of_stages(
-            Run(run), profile, EvalOptions(device, dtype, force), json, contexts=context, batches=batch, repeats=repeats
-        )
-        return
-    if task == "speed" and profile is not None and model is None:
-        run_speed_of_geometry(
-            Run(run),
-            profile,
-            budget,
-            EvalOptions(device, dtype, force),
-            json,
-            contexts=context,
-            batches=batch,
-            repeats=repeats,
-            whole=whole_model,
-            groups=groups,
-        )
-        return
-    source, _ = find_source(model, profile)
-    texts = text or ["builtin:python-docs-test"]
-    options = EvalOptions(device, dtype, force, spread=device_map == "auto")
-    if study is not None:
-        only_study(budget, plan, subtask)
-        run_study(
-            Run(run),
-            source,
-            study,
-            options,
-            json,
-            texts=texts,
-            recipes=recipe,
-            limit=limit,
-            length=length,
-            contexts=context,
-            data=data,
-            batch=only_batch(batch),
-        )
-        return
-    length = length or 1024
-    if task == "stability":
-        chosen = EvalSettings("kl", length, 4 if limit is None else limit or None, first)
-        run_stability(Run(run), source, recipe, budget, stats, texts, chosen, options, json)
-        return
-    subjects = subjects_of(Run(run), recipe, budget, plan)
-    if task == "ruler":
-        run_ruler(
-            Run(run),
-            source,
-            subjects,
-            options,
-            only_batch(batch),
-            json,
-            contexts=context,
-            limit=limit,
-            subtasks=subtask,
-            seed=seed,
-            chat=chat,
-            data=data,
-            texts=texts,
-        )
-        return
-    if task == "gsm8k" or task == "mmlu-pro" or task == "math-500" or task == "longbench":
-        run_harness(
-            Run(run),
-            source,
-            subjects,
-            options,
-            only_batch(batch),
-            json,
-            benchmark=task,
-            limit=limit,
-            subtasks=subtask,
-            chat=chat,
-            data=data,
-        )
-        return
-    if task == "memory":
-        run_memory(Run(run), source, subjects, options, json, contexts=context, batches=batch)
-        return
-    if task == "speed":
-        run_speed(Run(run), source, subjects, options, json, contexts=context, batches=batch, repeats=repeats)
-        return
-    settings = EvalSettings(task, length, 4 if limit is None else limit or None, first, queries)
-    results = stage(Run(run), source, subjects, texts, settings, options)
-    print_evaluations(results, json)
+    results = task.call()(task, call, settings)
+    print_results(task, results, values["json"])
+
+
+def _call(task: Task, values: dict[str, Any]) -> Call:
+    """What the shared options come to; raises `UsageError` for values that do not fit together."""
+    from aatc_cli.artifacts.run import Run
+    from aatc_cli.cli.choosing import find_source, subjects_of
+    from aatc_cli.evals.call import Call
+    from aatc_cli.evals.subjects import EvalOptions
+    from aatc_cli.profiles import load_model_profile
+
+    options = EvalOptions(
+        device=values["device"],
+        dtype=values["dtype"],
+        force=values["force"],
+        spread=values.get("device_map") == "auto",
+        batch=values["batch"] if "batch" in task.reads else 1,
+        cache=values.get("cache", "auto"),
+    )
+    run, recipes, budgets = Run(values["run"]), values.get("recipe"), values.get("budget")
+    named: dict[str, Any] = {"recipes": tuple(recipes or ()), "budgets": tuple(budgets or ())}
+    model, profile = values.get("model"), values.get("profile")
+    source_of_model = values["context_"].get_parameter_source("model")
+    by_environment = source_of_model is not None and source_of_model.name == "ENVIRONMENT"
+    # a profile that is named beats a model that only the environment names
+    alone = "profile-alone" in task.reads and profile is not None and (model is None or by_environment)
+    if alone or "model" not in task.reads:
+        _refuse_plans(values.get("plan"))
+        return Call(run, options, profile=load_model_profile(profile) if profile is not None else None, **named)
+    source, loaded = find_source(model, profile)
+    subjects = subjects_of(run, recipes, budgets, values.get("plan")) if "plans" in task.reads else []
+    return Call(run, options, source, loaded, subjects, **named)
+
+
+def _refuse_plans(plans: list[str] | None) -> None:
+    from aatc_cli.errors import UsageError
+
+    if plans:
+        raise UsageError("a profile alone is measured without plans", "leave out --plan, or name the model by --model")

@@ -11,8 +11,10 @@ from aatc_cli.cli.options import JsonOption
 
 def list_known(
     kind: Annotated[
-        Literal["recipes", "profiles", "studies", "models"],
-        typer.Argument(help="recipes (--recipe), profiles (--profile), studies, or models: architectures of --model."),
+        Literal["recipes", "profiles", "studies", "models", "tasks"],
+        typer.Argument(
+            help="For --recipe, --profile, study and eval; models: the architectures of --model."
+        ),
     ],
     json: JsonOption = False,
 ) -> None:

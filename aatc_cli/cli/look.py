@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
-from aatc_cli.cli.options import PLAN_HELP, BytesOption, JsonOption, ProfileOption, RatioOption, RunOption
+from aatc_cli.cli.options import PLAN_HELP, BytesOption, JsonOption, ProfileOption, RatioOption, RunOption, a_path
 
 
 def inspect(
-    path: Annotated[Path | None, typer.Argument(help="Artifact, evaluation file or run directory.")] = None,
-    other: Annotated[Path | None, typer.Argument(help="One more of that kind: say in what they differ.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(parser=a_path, metavar="PATH", help="Artifact, evaluation file or run directory.")
+    ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Argument(parser=a_path, metavar="OTHER", help="One more of that kind: say in what they differ."),
+    ] = None,
     run: RunOption = Path("run"),
     plan: Annotated[str | None, typer.Option("--plan", help=PLAN_HELP)] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="Recipe. Default: paper.")] = None,
@@ -38,7 +43,9 @@ def inspect(
     from aatc_cli.stages.inspect import inspect_path
     from aatc_cli.stages.inspecting.plan import inspect_plan
 
-    _one_thing(path, other, plan, profile, model, budgeted=any(each is not None for each in (budget, ratio, size)))
+    _one_thing(
+        path, other, plan, profile, model, recipe, budgeted=any(each is not None for each in (budget, ratio, size))
+    )
     if other is not None and path is not None:
         from aatc_cli.stages.inspecting.difference import inspect_difference
 
@@ -70,7 +77,14 @@ def inspect(
 
 
 def _one_thing(
-    path: Path | None, other: Path | None, plan: str | None, profile: str | None, model: str | None, *, budgeted: bool
+    path: Path | None,
+    other: Path | None,
+    plan: str | None,
+    profile: str | None,
+    model: str | None,
+    recipe: str | None,
+    *,
+    budgeted: bool,
 ) -> None:
     """Raise `UsageError` where two things are named to be looked at, one of which would be passed over."""
     from aatc_cli.errors import UsageError
@@ -85,6 +99,8 @@ def _one_thing(
     # a profile goes with the model that it is of
     if len(named) > 1 and set(named) != {"--profile", "--model"}:
         raise UsageError(f"{' and '.join(named)} are two things to look at", "name one")
+    if recipe is not None and profile is None and not budgeted:
+        raise UsageError("--recipe is read with --budget, --ratio or --bytes", "add one of them, or leave out --recipe")
     if budgeted and (plan is not None or model is not None):
         raise UsageError(f"a budget is no part of {named[0]}", "leave it out, or name a profile or a run")
 

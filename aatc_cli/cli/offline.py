@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from aatc_cli.cli.choosing import find_source
 from aatc_cli.cli.options import (
     DeviceMapOption,
     DeviceOption,
@@ -18,7 +19,6 @@ from aatc_cli.cli.options import (
     ModelOption,
     ProfileOption,
     RunOption,
-    find_source,
 )
 from aatc_cli.errors import UsageError
 from aatc_cli.methods.registry import names

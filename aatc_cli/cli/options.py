@@ -1,21 +1,23 @@
-"""Options that several commands share, and what their values stand for. Nothing heavy is imported at the top."""
+"""Options that several commands share. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from aatc_cli.artifacts.run import Run
-    from aatc_cli.config import Budget
-    from aatc_cli.evals.subjects import Subject
-    from aatc_cli.models.loading import ModelSource
-    from aatc_cli.profiles import ModelProfile
 
-PLAN_HELP = "Plan directory, exported folder, or hub:owner/name@COMMIT."
-RunOption = Annotated[Path, typer.Option("--run", envvar="AATC_RUN", help="Run directory.")]
+def a_path(text: str | Path) -> Path:
+    """The path that an option names; raises for an empty one, which would be the folder one happens to be in."""
+    if not str(text).strip():
+        raise typer.BadParameter("it is empty; give a path")
+    return Path(text)
+
+
+RunOption = Annotated[
+    Path, typer.Option("--run", envvar="AATC_RUN", parser=a_path, metavar="PATH", help="Run directory.")
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", envvar="AATC_MODEL", help="Hub id (owner/name), folder or .gguf file.")
 ]
@@ -34,56 +36,33 @@ DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Model dtype; auto is float32 on a CPU and bfloat16 on a GPU."),
 ]
-RecipeOption = Annotated[list[str] | None, typer.Option("--recipe", help="Recipe name or .toml path; repeatable.")]
-BudgetOption = Annotated[list[float] | None, typer.Option("--budget", help="Bits per channel; repeatable.")]
+RecipeOption = Annotated[list[str] | None, typer.Option("--recipe", help="Recipe name or .toml path; several allowed.")]
+BudgetOption = Annotated[
+    list[float] | None, typer.Option("--budget", help="Bits per channel; several allowed: --budget 2,3.")
+]
+PLAN_HELP = "Plan directory, exported folder, or hub:owner/name@COMMIT."
+PlanOption = Annotated[
+    list[str] | None, typer.Option("--plan", help=f"{PLAN_HELP} Several allowed: run/plans/*. Default: all of the run.")
+]
+CacheOption = Annotated[
+    Literal["auto", "packed", "fused", "simulated"],
+    typer.Option("--cache", help="How the cache is held; auto is packed where the plan can be."),
+]
 RatioOption = Annotated[float | None, typer.Option("--ratio", help="Compression ratio to reach at --context.")]
 BytesOption = Annotated[str | None, typer.Option("--bytes", help="Cache size to stay within at --context: 184MB.")]
 
-
-def find_source(model: str | None, profile: str | None) -> tuple[ModelSource, ModelProfile | None]:
-    """The model named by --model or, without it, by the profile; raises `UsageError` when neither names one."""
-    from aatc_cli.errors import UsageError
-    from aatc_cli.models.loading import find_model
-    from aatc_cli.profiles import load_model_profile
-
-    found = load_model_profile(profile) if profile is not None else None
-    if model is None and found is None:
-        raise UsageError("no model was named", "give --model (hub id, folder or .gguf) or --profile, or set AATC_MODEL")
-    return find_model(model if model is not None else found.model if found else ""), found
-
-
-def budgets_of(budget: list[float] | None, ratio: float | None, size: str | None, context: int | None) -> list[Budget]:
-    """Budgets of the options --budget (repeatable), --ratio and --bytes; raises `UsageError`."""
-    from aatc_cli.config import make_budget
-
-    if budget and ratio is None and size is None:
-        return [make_budget(bits=value) for value in budget]
-    return [make_budget(bits=budget[0] if budget else None, ratio=ratio, size=size, context=context)]
-
-
-def subjects_of(
-    run: Run, recipe: list[str] | None, budget: list[float] | None, plan: list[Path] | None
-) -> list[Subject]:
-    """Plans named by --plan, or by every combination of --recipe and --budget; raises `UsageError`."""
-    from aatc_cli.artifacts.plan import Plan
-    from aatc_cli.artifacts.shipped import find_plan
-    from aatc_cli.config import make_budget
-    from aatc_cli.errors import UsageError
-    from aatc_cli.evals.subjects import Subject
-    from aatc_cli.profiles import load_recipe
-
-    subjects = []
-    for path in plan or []:
-        opened = Plan.open(find_plan(path))
-        subjects.append(Subject(opened.recipe, opened))
-    for name in recipe or ([] if plan else ["paper"]):
-        loaded = load_recipe(name)
-        if loaded.choices.allocator.nothing:
-            subjects.append(Subject(loaded, None))
-            continue
-        if not budget:
-            raise UsageError(f"recipe {name} needs a budget", "add --budget 2.0, or name plans by --plan")
-        for value in budget:
-            opened = Plan.open(run.plan(loaded.name, make_budget(bits=value)))
-            subjects.append(Subject(opened.recipe, opened))
-    return subjects
+# parameters of a command by the group of options that a task reads (`evals.TASKS`): name, annotation, default
+GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
+    "model": (("profile", ProfileOption, None), ("model", ModelOption, None)),
+    "profile": (("profile", ProfileOption, None),),
+    "plans": (("recipe", RecipeOption, None), ("budget", BudgetOption, None), ("plan", PlanOption, None)),
+    "budgets": (("recipe", RecipeOption, None), ("budget", BudgetOption, None)),
+    "cache": (("cache", CacheOption, "auto"),),
+    "batch": (
+        ("batch", Annotated[int, typer.Option("--batch", min=1, help="Prompts at once; changes no result.")], 1),
+    ),
+    "device": (("device", DeviceOption, "cpu"), ("dtype", DtypeOption, "auto")),
+    "device-map": (("device_map", DeviceMapOption, "none"),),
+    "dry-run": (("dry_run", DryRunOption, False),),
+    "profile-alone": (),
+}

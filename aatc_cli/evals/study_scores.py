@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_measurement
 from aatc_cli.artifacts.study import StudyCell
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 
 
 @dataclass(frozen=True)

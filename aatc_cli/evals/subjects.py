@@ -1,10 +1,10 @@
-"""What an evaluation is of: a plan or the uncompressed reference, its codecs, and the machine it ran on."""
+"""Subjects: what an evaluation is of, a plan or the uncompressed reference, with its codecs and where it ran."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,20 +21,27 @@ from aatc_cli.models.loading import pick_dtype
 from aatc_cli.models.placement import device_of
 from aatc_cli.models.quantized import library_codec
 
+CacheChoice = Literal["auto", "packed", "fused", "simulated"]
+
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How it is evaluated; never part of a file's identity, but recorded in it."""
+    """How it is evaluated: where, in which dtype, with which cache, how many prompts at once.
+
+    ``spread``: over all devices, by accelerate. ``cache`` auto is the packed one where the plan has one.
+    """
 
     device: str = "cpu"
     dtype: str = "auto"
     force: bool = False
     spread: bool = False
+    batch: int = 1
+    cache: CacheChoice = "auto"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One cache under evaluation: a plan, or a recipe that needs none (fp16)."""
+    """What is under evaluation: a plan, or the reference, a recipe that needs none (fp16)."""
 
     recipe: Recipe
     plan: Plan | None
@@ -52,14 +59,19 @@ def require_subjects(identity: ModelIdentity, subjects: Sequence[Subject]) -> No
             require_model(identity, subject.plan.model, str(subject.plan.path))
 
 
-def origin_of(subject: Subject, identity: ModelIdentity, options: EvalOptions) -> dict[str, Any]:
-    """The fields of a `Measurement` that say of which cache and model it is and where it ran, all but its seconds."""
-    plan = subject.plan
+def origin_of(subject: Subject | None, identity: ModelIdentity, options: EvalOptions) -> dict[str, Any]:
+    """The fields of a `Measurement` that say of which subject and model it is and where it ran, all but its seconds.
+
+    Without a subject, of the model and the place alone.
+    """
+    plan = subject.plan if subject else None
     return {
-        "recipe": subject.recipe.name,
+        "recipe": subject.recipe.name if subject else "",
         "budget": plan.budget.label if plan else None,
         "model": identity.name,
         "model_fingerprint": identity.weights_fingerprint,
+        "config_hash": identity.config_hash,
+        "tokenizer_hash": identity.tokenizer_hash,
         "plan": plan.digest if plan else None,
         "bits": plan.mean_bits if plan else 16.0,
         "bits_packed": plan.layout.bits_packed if plan else 16.0,

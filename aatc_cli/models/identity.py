@@ -11,7 +11,7 @@ from aatc_cli.models.fingerprint import fingerprint
 from aatc_cli.models.source import ModelSource
 from aatc_cli.models.steady import check_steady
 from aatc_cli.models.tokenizer import Tokenizer
-from aatc_cli.models.weights import weight_files
+from aatc_cli.models.weights import read_json, weight_files
 
 # fields that change without the model's function changing: where it lies, who wrote it, how it is run
 _VOLATILE = {
@@ -32,11 +32,24 @@ def identify(source: ModelSource, config: Any, tokenizer: Tokenizer) -> ModelIde
         name=source.name,
         revision=source.revision,
         architecture=str(config.model_type),
-        config_hash=digest_of(json.loads(json.dumps(settings, default=str))),
+        config_hash=digest_of(json.loads(json.dumps(settings | _ends(source, config), default=str))),
         weights_fingerprint=weights_fingerprint(source),
         tokenizer_hash=tokenizer.digest,
         geometry=geometry_of(config),
     )
+
+
+def _ends(source: ModelSource, config: Any) -> dict[str, Any]:
+    """The tokens that end a generated text, where generation_config.json says others than the configuration."""
+    path = source.folder / "generation_config.json"
+    if source.gguf or not path.is_file():
+        return {}
+    found = _tokens(read_json(path).get("eos_token_id"))
+    return {"generation_eos": found} if found and found != _tokens(config.get_text_config().eos_token_id) else {}
+
+
+def _tokens(ids: Any) -> list[int]:
+    return sorted(set([ids] if isinstance(ids, int) else ids or []))
 
 
 def weights_fingerprint(source: ModelSource) -> str:

@@ -36,7 +36,7 @@ def weight_files(source: ModelSource) -> list[Path]:
     """
     if source.gguf:
         return [_whole(source.folder / source.gguf)]
-    if "transformers_weights" in _json(_file(source, "config.json")):
+    if "transformers_weights" in read_json(_file(source, "config.json")):
         problem = f"the configuration of {source.name} names its weight file itself (transformers_weights)"
         raise AatcError(problem, "save the model with save_pretrained and give that folder")
     for name in _FILES:
@@ -82,7 +82,7 @@ def _span(entry: dict[str, Any]) -> tuple[int, int]:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names, in name order."""
-    found = _json(index).get("weight_map")
+    found = read_json(index).get("weight_map")
     names = sorted(set(found.values())) if isinstance(found, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise AatcError(f"{index} does not say which files beside it hold the weights", _FETCH)
@@ -113,7 +113,8 @@ def _file(source: ModelSource, name: str) -> Path:
     return source.snapshot.fetch(name) if source.snapshot else source.folder / name
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of the model's folder; raises `AatcError` for one that holds no JSON object."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

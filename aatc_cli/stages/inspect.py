@@ -36,13 +36,13 @@ def inspect_path(path: Path, context: int) -> Inspection:
 
 def _inspect_result(path: Path) -> Inspection:
     # results of evaluations are read with what made them; other views do without torch
-    from aatc_cli.stages.result_tables import read_result, result_table
+    from aatc_cli.evals.reading import read_result, result_tables
 
     result = read_result(path)
     data = result.model_dump(mode="json")
     shown = [[key, _number(value)] for key, value in data.items() if value is not None and not isinstance(value, list)]
-    fields, measured = Table(f"evaluation {path.name}", ["field", "value"], shown), result_table(result)
-    return Inspection(data, [Table(*measured), fields] if measured else [fields])
+    fields = Table(f"evaluation {path.name}", ["field", "value"], shown)
+    return Inspection(data, [*(Table(*rows) for rows in result_tables(result)), fields])
 
 
 def _inspect_transform(path: Path) -> Inspection:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from aatc_cli.profiles import available, profiles_dir
 
-Kind = Literal["recipes", "profiles", "studies", "models"]
+Kind = Literal["recipes", "profiles", "studies", "models", "tasks"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ def listing(kind: Kind) -> Listing:
         "profiles": _profiles,
         "studies": _studies,
         "models": _models,
+        "tasks": _tasks,
     }
     return makers[kind]()
 
@@ -79,3 +80,10 @@ def _models() -> Listing:
     rows = [[str(value) if not isinstance(value, bool) else "yes" * value for value in e.values()] for e in data]
     title = "architectures: the model_type of what --model names; aatc inspect --model MODEL says more"
     return Listing(title, ["architecture", "projections", "rotary pairs", "sinks", "softcap"], rows, data)
+
+
+def _tasks() -> Listing:
+    from aatc_cli.evals import TASKS
+
+    data: list[dict[str, Any]] = [{"task": task.name, "summary": task.summary} for task in TASKS]
+    return Listing("tasks: aatc eval TASK", ["task", "what is measured"], [list(e.values()) for e in data], data)

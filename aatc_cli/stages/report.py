@@ -18,10 +18,10 @@ from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.benchmark import BenchmarkResult
-from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.speed_tables import read_speed
-from aatc_cli.evals.stability import read_stability
+from aatc_cli.evals.answers.result import BenchmarkResult
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.table import read_speed
+from aatc_cli.evals.stability.result import read_stability
 from aatc_cli.evals.study_scores import cell_evaluation
 from aatc_cli.report.data.published import published_for
 from aatc_cli.report.data.run import Absent, PlanView, ReportData, Spectrum, TextUse, paper_first

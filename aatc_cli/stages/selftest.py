@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 
+from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import make_budget
 from aatc_cli.console import hushed
 from aatc_cli.errors import AatcError
+from aatc_cli.evals import find_task
+from aatc_cli.evals.call import Call
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
+from aatc_cli.evals.kl.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import ModelSource, find_model, load_model, load_tokenizer
@@ -25,7 +29,7 @@ from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import collect
 from aatc_cli.stages.collecting.settings import CollectOptions
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
+from aatc_cli.stages.eval import evaluate
 from aatc_cli.stages.whiten import whiten
 from aatc_cli.text.windows import consecutive_windows
 
@@ -87,11 +91,12 @@ class Selftest:
         return f"3 bits, derived twice alike; digest {self._plans[0].digest[:12]}"
 
     def _eval(self) -> str:
-        settings = EvalSettings(task="kl", length=_LENGTH, limit=1, first=140)
+        settings = Settings(text=(f"{_TEXT}-test",), length=_LENGTH, limit=1, first=140)
         subjects = [Subject(load_recipe("fp16"), None), Subject(self._plans[0].recipe, self._plans[0])]
+        call = Call(self._run, EvalOptions(), self._source, subjects=subjects)
         with hushed():
-            reference, coded = evaluate(self._run, self._source, subjects, [f"{_TEXT}-test"], settings, EvalOptions())
-        low, high = reference.kl_mean, coded.kl_mean
+            found = evaluate(find_task("kl"), call, settings)
+        low, high = (one.kl_mean if isinstance(one, Evaluation) else None for one in found)
         if low is None or high is None or not low < high < 10:
             raise AatcError(f"KL of {low} nats uncompressed and {high} at 3 bits", "report this: it must never happen")
         return f"KL {low:.2g} nats in float16, {high:.2g} at 3 bits"

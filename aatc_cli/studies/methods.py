@@ -27,7 +27,7 @@ _PAPER_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Entrant:
     """A row of a study, the run its files lie in, and what is evaluated; no subject where the row says why not."""
 
     row: StudyRow
@@ -54,7 +54,7 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
 
 @dataclass
 class Methods:
-    """Makes contestants of a study's methods in ``run``; one matcher serves all rates of a recipe.
+    """Makes entrants of a study's methods in ``run``; one matcher serves all rates of a recipe.
 
     ``known``: rows of an earlier call, whose budgets for packed bits are taken over while their plans hold.
     ``force`` makes plans anew.
@@ -65,20 +65,20 @@ class Methods:
     force: bool = False
     matchers: dict[Path, Matcher] = field(default_factory=dict)
 
-    def contestants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Contestant]:
+    def entrants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Entrant]:
         """Every method at every budget, in order; only of ``recipes`` where any are named.
 
-        A plan that two entries come to is one contestant. Raises as `methods_of` does.
+        A plan that two entries come to is one entrant. Raises as `methods_of` does.
         """
-        found: dict[tuple[Path, str], Contestant] = {}
+        found: dict[tuple[Path, str], Entrant] = {}
         for method, recipe in methods_of(study, recipes):
-            for contestant in self._of(method, recipe):
-                subject = contestant.subject
-                name = subject.name if subject else contestant.row.name
-                found.setdefault((contestant.place.root, name), contestant)
+            for entrant in self._of(method, recipe):
+                subject = entrant.subject
+                name = subject.name if subject else entrant.row.name
+                found.setdefault((entrant.place.root, name), entrant)
         return list(found.values())
 
-    def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Contestant]:
+    def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Entrant]:
         place = self.run if method.stats is None else self.run.within("studies", method.stats)
         suffix = "" if method.stats is None else f" ({method.stats})"
         plain = StudyRow(
@@ -90,7 +90,7 @@ class Methods:
             matched=False,
         )
         if recipe.choices.allocator.nothing:
-            yield Contestant(
+            yield Entrant(
                 plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
             )
             return
@@ -103,7 +103,7 @@ class Methods:
                 subject = self._subject(place, recipe, row)
             except AatcError as error:
                 say(f"study: {name} is left out: {error.message}")
-                yield Contestant(row.model_copy(update={"reason": reason_of(error, self.run.root)}), place)
+                yield Entrant(row.model_copy(update={"reason": reason_of(error, self.run.root)}), place)
                 continue
             assert subject.plan is not None
             update = {
@@ -113,7 +113,7 @@ class Methods:
                 "bits_packed": subject.plan.layout.bits_packed,
                 "ratio": subject.plan.layout.ratio(_PAPER_CONTEXT),
             }
-            yield Contestant(row.model_copy(update=update), place, subject)
+            yield Entrant(row.model_copy(update=update), place, subject)
 
     def _subject(self, place: Run, recipe: Recipe, row: StudyRow) -> Subject:
         """The plan at a budget, or at the budget that comes to these packed bits, with the Transform it needs."""

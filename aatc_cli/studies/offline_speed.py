@@ -1,4 +1,4 @@
-"""eval --task speed --offline-stages: collect and whiten of a geometry, with random weights and random text."""
+"""aatc eval offline-speed: collect and whiten of a geometry, with random weights and random text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from aatc_cli.config import Geometry, Window
 from aatc_cli.console import say
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.speed import REFERENCE, SpeedResult, SpeedRow, alternate, speed_row
+from aatc_cli.evals import Task
+from aatc_cli.evals.call import Call
+from aatc_cli.evals.keeping import already
+from aatc_cli.evals.offline_speed.settings import Settings
+from aatc_cli.evals.speed.result import REFERENCE, SpeedRow, draft_of_profile
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.evals.subjects import EvalOptions, device_name
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import pick_dtype
@@ -123,9 +129,37 @@ class OfflineBench:
         return CollectOptions(device=str(self.device), batch=batch, checkpoint_seconds=float("inf"))
 
 
-def measure_offline(
-    run: Run, profile: ModelProfile, sizes: list[Size], repeats: int, options: EvalOptions
-) -> SpeedResult:
+def offline_speed(task: Task, call: Call, settings: Settings) -> list[SpeedResult]:
+    """The times of a profile's geometry at every size, written into one file; raises as `measure_offline` does."""
+    profile, options = call.profile, call.options
+    if profile is None:
+        raise UsageError("offline-speed is of a profile's geometry", "give --profile")
+    find_device(options.device)
+    protocol = {
+        "task": task.name,
+        "profile": profile.name,
+        "geometry": profile.geometry.model_dump(mode="json"),
+        "context": list(settings.context),
+        "batch": list(settings.batch),
+        "repeats": settings.repeats,
+        "device": device_name(options.device),
+        "dtype": str(pick_dtype(options.device, options.dtype)),
+        "threads": torch.get_num_threads(),
+        "versions": {name: versions()[name] for name in ("aatc", "torch", "transformers")},
+    }
+    draft = draft_of_profile("offline-stages", None, protocol, None)
+    found = already(call.run.evals, draft, force=options.force)
+    if found is not None:
+        say(f"eval: speed of the offline stages of {profile.name} is there already, nothing to do")
+        return [found]
+    sizes = [(context, batch) for context in settings.context for batch in settings.batch]
+    timed = measure_offline(profile, sizes, settings.repeats, options)
+    result = timed.model_copy(update={"protocol": protocol})
+    say(f"eval: speed of the offline stages of {profile.name} -> {write_evaluation(call.run.evals, result)}")
+    return [result]
+
+
+def measure_offline(profile: ModelProfile, sizes: list[Size], repeats: int, options: EvalOptions) -> SpeedResult:
     """Time passes of collect at every (context, batch), and whiten of the Stats that the smallest of them give.
 
     The reference of a pass is the bare forward pass over the same tokens, so that a ratio is its cost in forward
@@ -146,7 +180,7 @@ def measure_offline(
     smallest = min(sizes, key=lambda size: size[0] * size[1])
     with TemporaryDirectory(prefix="aatc-") as folder:
         rows += _whitened(bench, smallest, Run(Path(folder)))
-    result = SpeedResult(
+    return SpeedResult(
         recipe="offline-stages",
         model=profile.name,
         bits=16.0,
@@ -163,8 +197,6 @@ def measure_offline(
         checks=[],
         left_out=left_out,
     )
-    say(f"eval: speed of the offline stages of {profile.name} -> {write_evaluation(run.evals, result)}")
-    return result
 
 
 def _passes(bench: OfflineBench, size: Size, repeats: int, left_out: dict[str, str]) -> list[SpeedRow]:

@@ -1,4 +1,4 @@
-"""eval --study: every method of a study through every task, cell by cell, by the stages that single commands use.
+"""aatc study: every method of a study through every task, cell by cell, by the stages that single commands use.
 
 Results are the ordinary files of those stages, so what is there is not computed again, and a study that was
 interrupted goes on by the same command. What cannot be run is recorded with its reason, and the rest goes on.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.artifacts.locking import locked
@@ -17,14 +18,16 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, update_study
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError
+from aatc_cli.evals import find_task
+from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
-from aatc_cli.stages.harness import HarnessSettings, harness
-from aatc_cli.stages.ruler import RulerSettings, ruler
+from aatc_cli.models.profile_check import check_profile
+from aatc_cli.profiles import ModelProfile
+from aatc_cli.stages.eval import evaluate
 from aatc_cli.studies.definition import Study, StudyTask
-from aatc_cli.studies.methods import Contestant, Methods, methods_of, reason_of
+from aatc_cli.studies.methods import Entrant, Methods, methods_of, reason_of
 from aatc_cli.text.sources import parse_source
 
 # subjects that share a reference pass, and whose matrices are held at once: more save little and lose more when
@@ -47,7 +50,6 @@ class StudyChoices:
     length: int | None = None
     contexts: tuple[int, ...] = ()
     data: str | None = None
-    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,14 @@ class _Job:
     together: int | None
 
 
-def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices, options: EvalOptions) -> StudyResult:
+def run_study(
+    run: Run,
+    source: ModelSource,
+    study: Study,
+    choices: StudyChoices,
+    options: EvalOptions,
+    profile: ModelProfile | None = None,
+) -> StudyResult:
     """Run what is missing of ``study`` and write its result after every step; the whole result as it is now.
 
     ``options.force`` removes the evaluations of the chosen methods in this study first. Raises `AatcError` for a study
@@ -70,6 +79,7 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
     with keeping_models():
         tokenizer = load_tokenizer(source)
         identity = identify(source, load_config(source), tokenizer)
+        check_profile(profile, identity.geometry)
         empty = StudyResult(
             study=study.name,
             summary=study.summary,
@@ -80,13 +90,13 @@ def run_study(run: Run, source: ModelSource, study: Study, choices: StudyChoices
         known = {row.name: row for row in update_study(run.root, empty, forget).rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.root / "studies", ".plans.lock", wait=True):
-            contestants = Methods(run, known, options.force).contestants(study, choices.recipes)
-        rows = [contestant.row for contestant in contestants]
+            entrants = Methods(run, known, options.force).entrants(study, choices.recipes)
+        rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
         for task in study.tasks:
             for job in _jobs(source, task, choices, options):
                 sheet = _Sheet(run, job, result)
-                sheet.fill(contestants)
+                sheet.fill(entrants)
                 result = sheet.result
     return result
 
@@ -107,20 +117,20 @@ class _Sheet:
     run: Run
     job: _Job
     result: StudyResult
-    places: dict[Path, list[Contestant]] = field(default_factory=dict)
+    places: dict[Path, list[Entrant]] = field(default_factory=dict)
 
-    def fill(self, contestants: Sequence[Contestant]) -> None:
-        """Every contestant: those without a subject at once, the others by their run and in parts."""
-        self._put([self._cell(c, reason=c.row.reason) for c in contestants if c.subject is None])
-        for contestant in contestants:
-            if contestant.subject is not None:
-                self.places.setdefault(contestant.place.root, []).append(contestant)
+    def fill(self, entrants: Sequence[Entrant]) -> None:
+        """Every entrant: those without a subject at once, the others by their run and in parts."""
+        self._put([self._cell(c, reason=c.row.reason) for c in entrants if c.subject is None])
+        for entrant in entrants:
+            if entrant.subject is not None:
+                self.places.setdefault(entrant.place.root, []).append(entrant)
         for members in self.places.values():
             size = self.job.together or len(members)
             for start in range(0, len(members), size):
                 self._attempt(members[start : start + size])
 
-    def _attempt(self, members: list[Contestant]) -> None:
+    def _attempt(self, members: list[Entrant]) -> None:
         """Run the stage; where it fails, on each half, so that one method cannot take the others with it."""
         try:
             self._run(members)
@@ -135,7 +145,7 @@ class _Sheet:
             self._attempt(members[:middle])
             self._attempt(members[middle:])
 
-    def _fails_for_all(self, members: list[Contestant], reason: str) -> bool:
+    def _fails_for_all(self, members: list[Entrant], reason: str) -> bool:
         """Whether the first and the last alone fail for the same reason: then it is the task's and no method's."""
         for member in (members[0], members[-1]):
             try:
@@ -146,7 +156,7 @@ class _Sheet:
             return False
         return True
 
-    def _run(self, members: Sequence[Contestant]) -> None:
+    def _run(self, members: Sequence[Entrant]) -> None:
         """Run the stage for these, all of one place, and put down their cells."""
         place = members[0].place
         found = self.job.stage(place, [member.subject for member in members if member.subject])
@@ -157,46 +167,45 @@ class _Sheet:
             cells.append(self._cell(member, file=path.as_posix(), left_out=left_out))
         self._put(cells)
 
-    def _cell(self, contestant: Contestant, **changes: object) -> StudyCell:
-        return self.job.cell.model_copy(update={"row": contestant.row.name, **changes})
+    def _cell(self, entrant: Entrant, **changes: object) -> StudyCell:
+        return self.job.cell.model_copy(update={"row": entrant.row.name, **changes})
 
     def _put(self, cells: list[StudyCell]) -> None:
         self.result = update_study(self.run.root, self.result, lambda found: found.with_cells(cells))
 
 
 def _jobs(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[_Job]:
+    """The columns of one task of a study: a text, a context or a whole benchmark each."""
     limit = task.limit if choices.limit is None else choices.limit
     texts = task.texts or choices.texts
     # what is replaced was removed before: a stage that is told to would drop the rows of other contexts with it
     options = replace(options, force=False)
-    if task.task == "kl" or task.task == "perplexity":
-        settings = EvalSettings(task.task, choices.length or task.length, limit or None, task.first)
+    answers = {"limit": limit, "subtask": task.subtasks, "chat": task.chat}
+
+    def stage(**asked: Any) -> Stage:
+        return partial(_measured, source, task.task, asked, options)
+
+    if task.task in ("kl", "perplexity"):
+        length = choices.length or task.length
         for text in texts:
-            cell = StudyCell(row="", task=task.task, text=parse_source(text).name, length=settings.length)
-            yield _Job(cell, _windows_stage(source, text, settings, options), _TOGETHER)
+            cell = StudyCell(row="", task=task.task, text=parse_source(text).name, length=length)
+            yield _Job(cell, stage(text=(text,), length=length, limit=limit, first=task.first), _TOGETHER)
     elif task.task == "ruler":
         for context in choices.contexts or task.contexts:
-            asked = RulerSettings(
-                (context,), limit, task.subtasks, task.seed, task.chat, _data(task, choices), tuple(texts)
-            )
+            asked = {**answers, "context": (context,), "seed": task.seed, "data": _data(task, choices)}
             cell = StudyCell(row="", task="ruler", context=context, subtasks=task.subtasks)
-            yield _Job(cell, _ruler_stage(source, asked, options, choices.batch), None)
+            yield _Job(cell, stage(**asked, text=texts), None)
     else:
-        posed = HarnessSettings(task.task, limit, task.subtasks, task.chat, _data(task, choices))
         cell = StudyCell(row="", task=task.task, subtasks=task.subtasks)
-        yield _Job(cell, _harness_stage(source, posed, options, choices.batch), None)
+        yield _Job(cell, stage(**answers, data=_data(task, choices)), None)
 
 
-def _windows_stage(source: ModelSource, text: str, settings: EvalSettings, options: EvalOptions) -> Stage:
-    return lambda place, subjects: evaluate(place, source, subjects, [text], settings, options)
-
-
-def _ruler_stage(source: ModelSource, settings: RulerSettings, options: EvalOptions, batch: int) -> Stage:
-    return lambda place, subjects: ruler(place, source, subjects, settings, options, batch)
-
-
-def _harness_stage(source: ModelSource, settings: HarnessSettings, options: EvalOptions, batch: int) -> Stage:
-    return lambda place, subjects: harness(place, source, subjects, settings, options, batch)
+def _measured(
+    source: ModelSource, name: str, asked: dict[str, Any], options: EvalOptions, place: Run, subjects: list[Subject]
+) -> Sequence[Measurement]:
+    """Results of one task of eval, by the stage that the single command uses."""
+    task = find_task(name)
+    return evaluate(task, Call(place, options, source, subjects=subjects), task.part("settings", "Settings")(**asked))
 
 
 def _data(task: StudyTask, choices: StudyChoices) -> str | None:

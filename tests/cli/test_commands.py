@@ -17,9 +17,11 @@ import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluations
 from aatc_cli.artifacts.plan import Plan
+from aatc_cli.cli.options import GROUPS
+from aatc_cli.evals import TASKS, Task
 
 ROOT = Path(aatc_cli.__file__).parents[1]
-COMMANDS = ["collect", "whiten", "allocate", "inspect", "eval", "report"]
+COMMANDS = ["collect", "whiten", "allocate", "inspect", "eval", "study", "report"]
 
 
 @pytest.fixture
@@ -44,8 +46,22 @@ def test_help_of_every_command(aatc: Any, command: str, flag: str) -> None:
     outcome = aatc(command, flag)
     assert (outcome.code, outcome.err) == (0, "")
     assert "Usage: aatc " + command in outcome.out
-    # every option says what it is
-    assert "--run" in outcome.out
+    assert "--run" in outcome.out or command == "eval"
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_help_of_every_task(aatc: Any, task: Task) -> None:
+    """Every field of its settings is an option, and so are the groups that it reads and no others."""
+    outcome = aatc("eval", task.name, "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in task.part("settings", "Settings").model_fields:
+        assert "--" + name.replace("_", "-") in outcome.out
+    for group, options in GROUPS.items():
+        for name, _, _ in options:
+            read = any(name in [entry[0] for entry in GROUPS[one]] for one in task.reads)
+            own = name in task.part("settings", "Settings").model_fields
+            shown = re.search(rf"--{name.replace('_', '-')}\b(?!-)", outcome.out) is not None
+            assert shown == (read or own), (group, name)
 
 
 def test_version_and_no_command(aatc: Any) -> None:
@@ -196,13 +212,13 @@ def test_stability_of_two_draws(aatc: Any, tiny_llama: Path, corpus: Path, tmp_p
     for seed in (0, 1):
         options = ("--samples", 6, "--length", 64, "--seed", seed, "--name", f"draw-{seed}")
         assert aatc("collect", "--run", run, "--model", tiny_llama, "--text", corpus, *options).code == 0
-    common = ("eval", "--task", "stability", "--run", run, "--model", tiny_llama, "--text", corpus, "--length", 160)
+    common = ("eval", "stability", "--run", run, "--model", tiny_llama, "--text", corpus, "--length", 160)
     named = ("--stats", run / "draw-0", "--stats", run / "draw-1")
     shown = aatc(*common, "--recipe", "var-only", "--budget", 4, *named, "--limit", 1, "--json")
     assert shown.code == 0, shown.err
     [result] = shown.json
     assert [row["stats"] for row in result["rows"]] == ["draw-0", "draw-1"]
-    assert (run / "evals" / "stability.var-only-4.draw-0-draw-1.json").is_file()
+    assert len(list((run / "evals").glob("stability.var-only-4.draw-0-draw-1.*.json"))) == 1
     table = aatc(*common, "--recipe", "var-only", "--budget", 4, *named, "--limit", 1)
     assert "draw-1" in table.out
     assert "largest / smallest" in " ".join(table.out.split())

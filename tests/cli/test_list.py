@@ -31,13 +31,20 @@ def test_profiles_say_what_a_token_takes(aatc: Any) -> None:
     assert found["llama-3.1-8b-instruct"] == 131072
 
 
+def test_tasks_are_the_commands_of_eval(aatc: Any) -> None:
+    found = [entry["task"] for entry in aatc("list", "tasks", "--json").json]
+    shown = aatc("eval", "--help").out
+    assert "kl" in found
+    assert all(f" {task} " in shown for task in found)
+
+
 def test_models_are_the_architectures(aatc: Any) -> None:
     from aatc_cli.models.architectures import ARCHITECTURES
 
     assert [entry["architecture"] for entry in aatc("list", "models", "--json").json] == sorted(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "models"])
+@pytest.mark.parametrize("kind", [*KINDS, "models", "tasks"])
 def test_nothing_heavy_is_loaded(kind: str) -> None:
     code = (
         f"import sys; sys.argv = ['aatc', 'list', '{kind}', '--json']\n"

@@ -46,6 +46,14 @@ def test_quiet_is_quiet_and_still_gives_data(aatc: Any, run_folder: Path) -> Non
     assert "nothing to do" in aatc("allocate", "--run", run_folder, "--budget", 5).err
 
 
+def test_verbose_says_what_is_read(aatc: Any, run_folder: Path) -> None:
+    usual = aatc("inspect", "--run", run_folder, "--budget", 3)
+    assert usual.err == ""
+    told = aatc("inspect", "--run", run_folder, "--budget", 3, "-v")
+    assert f"read plan {run_folder / 'plans' / 'paper-3'} (" in told.err
+    assert told.out == usual.out
+
+
 def test_quiet_keeps_errors(aatc: Any, tmp_path: Path) -> None:
     assert aatc("whiten", "--run", tmp_path, "-q").err.startswith("Error: there is no stats")
 

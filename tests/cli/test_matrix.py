@@ -14,18 +14,19 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from aatc_cli.artifacts.manifest import MANIFEST
 from aatc_cli.cli import app
+from aatc_cli.cli.evaluate import parameters_of
+from aatc_cli.evals import TASKS
 
 # what a value must be wrong beside: other options without which this one is not looked at
 BESIDE: dict[tuple[str, str], tuple[object, ...]] = {
     ("collect", "calibration"): ("--profile", "smollm2-135m-instruct"),
     ("allocate", "ratio"): ("--context", 64),
     ("allocate", "size"): ("--context", 64),
-    ("eval", "subtask"): ("--task", "ruler"),
-    ("eval", "data"): ("--task", "gsm8k"),
-    ("eval", "stats"): ("--task", "stability"),
 }
+# options of a task that are in the matrix under the name of another already: those of all are tried once
+TRIED_ONCE = "kl"
 # texts that may be anything
-FREE = {("report", "title")}
+FREE = {("report", "title"), ("doctor", "run")}
 # text that is wrong for every option that takes text or a path: no such model, recipe, profile, text, device, folder
 NOWHERE = ("no/such/thing/at-all", "", "\n", "-")
 
@@ -41,6 +42,7 @@ class Option:
     choices: tuple[str, ...]
     low: float | None
     high: float | None
+    several: bool = False
 
     def wrong(self) -> Iterator[tuple[object, ...]]:
         """Arguments that must not be taken."""
@@ -59,7 +61,9 @@ class Option:
         if self.choices:
             return ["nonsense", "", self.choices[0].upper(), f"{self.choices[0]} ", ",".join(self.choices)]
         if self.kind in (int, float):
-            found: list[object] = ["x", "", "1,5", "0x10", "--", *(["1.5", "nan", "inf"] if self.kind is int else [])]
+            # several numbers may be separated by commas
+            found: list[object] = ["x", "", "1,x" if self.several else "1,5", "0x10", "--"]
+            found += ["1.5", "nan", "inf"] if self.kind is int else []
             found += [self.low - 1] if self.low is not None else []
             return found + ([self.high + 1] if self.high is not None else [])
         return list(NOWHERE)
@@ -71,17 +75,29 @@ def options() -> list[Option]:
     for command in app.registered_commands:
         assert command.callback is not None
         label = command.name or command.callback.__name__
-        for name, hint in get_type_hints(command.callback, include_extras=True).items():
-            if get_origin(hint) is not Annotated:
-                continue
-            kind, info = get_args(hint)[:2]
-            assert isinstance(info, OptionInfo | ArgumentInfo)
-            while type(None) in get_args(kind) or get_origin(kind) is list:
-                kind = next(part for part in get_args(kind) if part is not type(None))
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
-            flag = next(iter(info.param_decls or ()), None) if isinstance(info, OptionInfo) else None
-            found.append(Option(label, name, flag, kind, choices, info.min, info.max))
+        hints = get_type_hints(command.callback, include_extras=True)
+        found += [option for name, hint in hints.items() if (option := option_of(label, name, hint))]
+    tried: set[str] = set()
+    for task in sorted(TASKS, key=lambda task: task.name != TRIED_ONCE):
+        parameters = [one for one in parameters_of(task) if one.name not in tried]
+        tried |= {one.name for one in parameters}
+        label = f"eval {task.name}"
+        found += [option for one in parameters if (option := option_of(label, one.name, one.annotation))]
     return found
+
+
+def option_of(label: str, name: str, hint: Any) -> Option | None:
+    """The option of a command that a parameter is; None for what is no option."""
+    if get_origin(hint) is not Annotated:
+        return None
+    kind, info = get_args(hint)[:2]
+    assert isinstance(info, OptionInfo | ArgumentInfo)
+    several = any(get_origin(part) is list for part in (kind, *get_args(kind)))
+    while type(None) in get_args(kind) or get_origin(kind) is list:
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    flag = next(iter(info.param_decls or (info.default,))) if isinstance(info, OptionInfo) else None
+    return Option(label, name, flag, kind, choices, info.min, info.max, several)
 
 
 OPTIONS = options()
@@ -93,23 +109,28 @@ def usual(run_folder: Path, tiny_llama: Path, corpus: Path) -> Callable[[str], l
 
     def arguments(command: str) -> list[object]:
         model = ["--model", tiny_llama, "--text", corpus]
+        plan = ["--recipe", "paper", "--budget", 3]
         own = {
             "collect": [*model, "--samples", 6, "--length", 48, "--name", "new"],
             "allocate": ["--budget", 4],
-            "eval": [*model, "--length", 160, "--limit", 1, "--recipe", "paper", "--budget", 3],
+            "eval kl": [*model, "--length", 160, "--limit", 1, *plan],
+            "eval stability": ["--model", tiny_llama, "--budget", 3],
+            "eval offline-speed": ["--profile", "smollm2-135m-instruct"],
+            "study": ["no/such/study", "--model", tiny_llama],
             "pick": ["--kl", 0.5],
         }
         elsewhere = {
-            "list": ["recipes"],
-            "export": [run_folder / "plans" / "paper-3", run_folder.parent / "shipped", "--force"],
+            "list": ["list", "recipes"],
+            "export": ["export", run_folder / "plans" / "paper-3", run_folder.parent / "shipped", "--force"],
         }
-        return [command, *elsewhere.get(command, ["--run", run_folder, *own.get(command, [])])]
+        other = ["--model", tiny_llama, *plan] if command.startswith("eval ") else []
+        return elsewhere.get(command) or [*command.split(), "--run", run_folder, *own.get(command, other)]
 
     return arguments
 
 
 def test_the_matrix_covers_every_command() -> None:
-    assert {option.command for option in OPTIONS} >= {"collect", "whiten", "allocate", "inspect", "eval", "report"}
+    assert {option.command for option in OPTIONS} >= {"collect", "whiten", "allocate", "inspect", "eval kl", "report"}
     assert len(OPTIONS) > 70
     assert sum(len(list(option.wrong())) for option in OPTIONS) > 300
 
@@ -121,7 +142,8 @@ def test_wrong_values(aatc: Any, usual: Any, option: Option, run_folder: Path, s
         beside = BESIDE.get((option.command, option.name), ())
         if (option.command, option.name) in FREE and len(wrong) == 2:
             continue
-        if option.name in ("run", "name") and option.command in ("collect", "eval") and wrong[-1] not in ("", "\n"):
+        writes = option.command.split()[0] in ("collect", "eval", "study")
+        if option.name in ("run", "name") and writes and wrong[-1] not in ("", "\n"):
             continue
         outcome = aatc(*usual(option.command), *beside, *wrong)
         lines = [line.partition(": ") for line in outcome.err.splitlines() if line.startswith(("Error: ", "Hint: "))]

@@ -10,8 +10,8 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.transform import decode
-from aatc_cli.evals import distortion
-from aatc_cli.evals.distortion import measure_distortion
+from aatc_cli.evals.distortion import layers as distortion
+from aatc_cli.evals.distortion.layers import measure_distortion
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.generation import Batch, generate
+from aatc_cli.evals.answers.generation import Batch, generate
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.attach import attach_codecs, plain, prepare_codecs

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals import harness, longbench
-from aatc_cli.evals.harness_data import Source, chosen_subtasks, qmsum_rows
+from aatc_cli.evals.lm_eval import asking as harness
+from aatc_cli.evals.lm_eval import longbench
+from aatc_cli.evals.lm_eval.records import Source, chosen_subtasks, qmsum_rows
 
 READY = all(importlib.util.find_spec(name) for name in harness._NEEDED)
 needs_harness = pytest.mark.skipif(
@@ -182,7 +183,6 @@ def test_real_records_on_a_real_model(aatc, real_model_path, tmp_path, benchmark
         assert aatc(*command, *run).code == 0
     asked = aatc(
         "eval",
-        "--task",
         benchmark,
         "--data",
         data_folder(folder),

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.evals.memory import Peak, random_widths, storage_bytes
+from aatc_cli.evals.memory.geometry import random_widths
+from aatc_cli.evals.memory.peak import Peak, storage_bytes
 
 MIB = 1 << 20
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.evals.speed import alternate, check_logits, expected_logits, speed_row
+from aatc_cli.evals.speed.expected import check_logits, expected_logits
+from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.attach import attach_codecs
 

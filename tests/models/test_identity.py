@@ -21,6 +21,7 @@ from aatc_cli.models.loading import find_model, identify, load_config, load_mode
 from aatc_cli.models.weights import weight_files
 
 WEIGHTS = "model.safetensors"
+SQUARE = "model.layers.2.self_attn.q_proj.weight"
 
 
 def weights_of(folder: Path) -> str:
@@ -293,6 +294,106 @@ def test_artifacts_of_before_are_refused_and_told_why(copy):
         require_model(now, now.model_copy(update={"tokenizer_hash": "0" * 64}), "the plan")
     with pytest.raises(ArtifactError, match='weights_fingerprint was "tensors:0'):
         require_model(now, now.model_copy(update={"weights_fingerprint": "tensors:" + "0" * 64}), "the plan")
+
+
+def edit(file: str, **changes):
+    def change(folder: Path) -> None:
+        data = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(data | changes))
+
+    return change
+
+
+def tensors(change):
+    def rewrite(folder: Path) -> None:
+        parts = load_file(folder / WEIGHTS)
+        change(parts)
+        save_file({name: part.contiguous() for name, part in parts.items()}, folder / WEIGHTS)
+
+    return rewrite
+
+
+def swap(parts) -> None:
+    one, two = (f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1))
+    parts[one], parts[two] = parts[two], parts[one]
+
+
+def shard_beside(folder: Path) -> None:
+    """A single file beside an index is what the loader takes."""
+    tensors_before = load_file(folder / WEIGHTS)
+    shard(folder, 2)
+    save_file({name: 2 * part for name, part in tensors_before.items()}, folder / WEIGHTS)
+
+
+def repoint(folder: Path) -> None:
+    """The weights are a link, as in a hub's cache, and the link leads to another file of the same size and time."""
+    stat = (folder / WEIGHTS).stat()
+    (folder / WEIGHTS).rename(folder / "blob-1")
+    parts = load_file(folder / "blob-1")
+    save_file({name: 2 * part for name, part in parts.items()}, folder / "blob-2", metadata={"format": "pt"})
+    os.utime(folder / "blob-2", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (folder / WEIGHTS).symlink_to("blob-2")
+
+
+def rename_over(folder: Path) -> None:
+    stat = (folder / WEIGHTS).stat()
+    repoint(folder)
+    (folder / WEIGHTS).unlink()
+    (folder / "blob-2").rename(folder / WEIGHTS)
+    os.utime(folder / WEIGHTS, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def merges_in_files(folder: Path) -> None:
+    """No tokenizer.json, but the two files of before there was one."""
+    data = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(data["model"]["vocab"] | {"th": 257}))
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\n")
+    (folder / "tokenizer.json").unlink()
+    edit("tokenizer_config.json", tokenizer_class="GPT2Tokenizer")(folder)
+
+
+# ways to another model with the look of the first
+WAYS = {
+    "two layers change places": tensors(swap),
+    "a tensor is transposed": tensors(lambda parts: parts.update({SQUARE: parts[SQUARE].T})),
+    "a sign of one number": tensors(lambda parts: parts[SQUARE].view(-1)[7].neg_()),
+    "zero becomes minus zero": tensors(lambda parts: parts[SQUARE].view(-1)[7:8].fill_(-0.0)),
+    "the weights in half precision": tensors(lambda parts: parts.update({n: p.half() for n, p in parts.items()})),
+    "a single file beside the shards": shard_beside,
+    "a link that leads elsewhere": repoint,
+    "a file of the same size and time in its place": rename_over,
+    "another scaling of positions": edit(
+        "config.json", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    ),
+    "a sliding window": edit(
+        "config.json", model_type="mistral", sliding_window=16, architectures=["MistralForCausalLM"]
+    ),
+    "tokens that end a text": edit("generation_config.json", eos_token_id=[256, 10]),
+    "a tokenizer that cuts special tokens": edit("tokenizer_config.json", split_special_tokens=True),
+    "another end token": edit("tokenizer_config.json", eos_token="!"),
+    "a tokenizer of other files": merges_in_files,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_another_model_of_the_same_look(copy, forgetful, way):
+    before = identity_of(copy)
+    WAYS[way](copy)
+    after = identity_of(copy)
+    hashes = ("config_hash", "weights_fingerprint", "tokenizer_hash")
+    assert [name for name in hashes if getattr(before, name) != getattr(after, name)]
+
+
+def test_a_single_file_beside_shards_is_what_is_loaded_and_named(copy):
+    shard_beside(copy)
+    (copy / "alone").mkdir()
+    shutil.copy(copy / WEIGHTS, copy / "alone" / WEIGHTS)
+    assert weights_of(copy) == fingerprint([copy / "alone" / WEIGHTS])
+    loaded, held = load_model(find_model(str(copy))).state_dict(), load_file(copy / WEIGHTS)
+    assert all(torch.equal(loaded[name], part) for name, part in held.items())
+    torch.save({name: 3 * part for name, part in held.items()}, copy / "pytorch_model.bin")
+    assert weights_of(copy) == fingerprint([copy / "alone" / WEIGHTS])
+    assert torch.equal(load_model(find_model(str(copy))).state_dict()[SQUARE], held[SQUARE])
 
 
 @pytest.mark.real

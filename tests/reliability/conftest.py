@@ -184,7 +184,7 @@ class Workshop:
                 "paper",
             ],
             "report": ["report", "--run", run],
-            "study": ["eval", "--study", self.study, "--run", run, *model],
+            "study": ["study", self.study, "--run", run, *model],
             "save": ["save", run / "cache"],
         }[name]
 

@@ -92,15 +92,16 @@ def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def shelf(base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from aatc_cli.evals.subjects import EvalOptions, Subject
-    from aatc_cli.stages.evaluate import EvalSettings, evaluate
+def shelf(
+    measured: Any, base_run: Path, tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+
+    from aatc_cli.evals.subjects import Subject
 
     run = Path(shutil.copytree(base_run, tmp_path_factory.mktemp("shelf") / "run"))
     plan = Plan.open(run / "plans" / "paper-3")
-    settings = EvalSettings("kl", length=160, limit=1)
     source = find_model(str(tiny_llama))
-    evaluate(Run(run), source, [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
+    measured("kl", Run(run), tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=160, limit=1)
     model = load_model(source, dtype="bfloat16")
     with attach_codecs(model, plan.codecs("cpu"), plan.recipe.window) as session:
         cache = session.new_cache()

@@ -13,7 +13,7 @@ import pytest
 
 COMMANDS = ("collect", "whiten", "allocate", "eval", "report")
 HUB_TEXT = "hf:owner/data:default:train:text"
-RULER = ("--task", "ruler", "--context", "400", "--subtask", "qa_1")
+RULER = ("ruler", "--context", "400", "--subtask", "qa_1")
 
 
 def error_of(ended: Any) -> str:
@@ -65,8 +65,8 @@ def test_no_network(workshop: Any, tmp_path: Path, arguments: tuple[str, ...], s
     ("package", "arguments"),
     [
         ("datasets", ("collect", "--model", "MODEL", "--length", "48", "--text", HUB_TEXT)),
-        ("lm_eval", ("eval", "--model", "MODEL", "--task", "gsm8k", "--recipe", "fp16", "--data", "hub")),
-        ("lm_eval", ("eval", "--model", "MODEL", "--task", "longbench", "--recipe", "fp16", "--data", "hub")),
+        ("lm_eval", ("eval", "gsm8k", "--model", "MODEL", "--recipe", "fp16", "--data", "hub")),
+        ("lm_eval", ("eval", "longbench", "--model", "MODEL", "--recipe", "fp16", "--data", "hub")),
         ("gguf", ("collect", "--model", "junk.gguf")),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
 from aatc_cli.artifacts.run import Run
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.memory import MemoryResult, MemoryRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.memory.result import MemoryRow
+from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.series.quality import quality_groups
 from aatc_cli.report.tables.quality import quality_table

@@ -462,15 +462,15 @@ def test_evaluations_alone_say_what_is_missing(tmp_path: Path) -> None:
     write_evaluation(run.evals, evaluation("fp16", None, 1e-8))
     text = make_report(run).markdown.read_text("utf-8")
     assert text.count("No plan in this run: aatc allocate --budget 2.5") == 4
-    assert "No distortion evaluation in this run: aatc eval --task distortion" in text
-    assert "No KL of a compressed cache in this run: aatc eval --task kl" in text
+    assert "No distortion evaluation in this run: aatc eval distortion" in text
+    assert "No KL of a compressed cache in this run: aatc eval kl" in text
 
 
 def test_plans_alone_say_what_is_missing(tmp_path: Path) -> None:
     run, model = Run(tmp_path), identity()
     add_plan(run, model, recipe("paper"), 2.0, add_transform(run, model))
     text = make_report(run).markdown.read_text("utf-8")
-    assert "No evaluation of quality in this run: aatc eval --task kl" in text
+    assert "No evaluation of quality in this run: aatc eval kl" in text
     assert "No plan" not in text
     # a transform made anew is not the one the plan was made from
     add_transform(run, model, seed=1)

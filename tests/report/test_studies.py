@@ -17,7 +17,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, write_study
 from aatc_cli.config import Geometry, HeadGroups
 from aatc_cli.core.compare import Figure, difference, interval, tied
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.profiles import load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report.data.published import published_for, read_published
 from aatc_cli.report.series import studies as series

@@ -11,7 +11,7 @@ import torch
 
 from aatc_cli.config import Window
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.distortion import measure_distortion
+from aatc_cli.evals.distortion.layers import measure_distortion
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.scores import score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits

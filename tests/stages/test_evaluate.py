@@ -73,7 +73,6 @@ def test_perplexity_scores_every_position_and_is_the_exponential(aatc, run_folde
 
     (found,) = aatc(
         "eval",
-        "--task",
         "perplexity",
         "--run",
         run_folder,
@@ -99,7 +98,6 @@ def test_perplexity_scores_every_position_and_is_the_exponential(aatc, run_folde
 def test_distortion_prints_measured_over_predicted(aatc, run_folder, tiny_llama, heldout):
     command = (
         "eval",
-        "--task",
         "distortion",
         "--run",
         run_folder,
@@ -161,7 +159,6 @@ def test_plans_of_another_model_and_positions_that_are_not_there_are_refused(
     )
     refuses(
         "eval",
-        "--task",
         "distortion",
         "--run",
         run_folder,

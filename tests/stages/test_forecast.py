@@ -59,6 +59,19 @@ def test_allocate(aatc: Any, run_folder: Path, snapshot: Any) -> None:
     assert aatc("allocate", "--check", run_folder / "plans" / "paper-4", "--budget", 3, "--dry-run").code == 2
 
 
+def test_eval(aatc: Any, run_folder: Path, tiny_llama: Path, corpus: Path, snapshot: Any) -> None:
+    assert aatc("allocate", "--run", run_folder, "--budget", 4, "-q").code == 0
+    before = snapshot(run_folder)
+    command = ("--run", run_folder, "--model", tiny_llama, "--text", corpus, "--length", 160, "--limit", 3)
+    told = aatc("eval", "kl", *command, "--dry-run", "--json").json
+    assert snapshot(run_folder) == before
+    # the model, and all plans of the run
+    assert [Path(each["path"]).name for each in told["reads"]] == ["tiny-llama", "paper-3", "paper-4"]
+    assert told["notes"] == ["3 windows of 160 tokens, 3 passes each"]
+    assert 0 < told["seconds"] < 60
+    assert 0 < told["bytes_memory"] < told["bytes_free"]
+
+
 def test_tables(aatc: Any, run_folder: Path) -> None:
     out = aatc("allocate", "--run", run_folder, "--budget", 4, "--dry-run").out
     assert out.startswith("allocate, dry run: nothing was written")

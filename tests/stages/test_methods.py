@@ -12,11 +12,9 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.evals.subjects import EvalOptions, Subject, subject_codecs
-from aatc_cli.models.loading import find_model
+from aatc_cli.evals.subjects import Subject, subject_codecs
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.whiten import Wanted, whiten
 
 # a coarse budget and a fine one of each
@@ -54,7 +52,7 @@ def test_every_simulated_recipe_is_tried():
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
+def test_from_plan_to_divergence(measured, run, name, tiny_llama, corpus):
     recipe = load_recipe(name)
     plans = allocate(run, recipe, [make_budget(bits=float(bits)) for bits in BUDGETS[name]])
     subjects = [Subject(recipe, plan) for plan in plans]
@@ -63,8 +61,7 @@ def test_from_plan_to_divergence(run, name, tiny_llama, corpus):
         assert plan.manifest.results["layout"]["bytes_total"] == plan.layout.bytes(8192)
         with pytest.raises(AatcError, match=f"recipe {name} has no packed cache"):
             plan.codecs("cpu")
-    settings = EvalSettings(task="kl", length=224, limit=1, first=160)
-    found = evaluate(run, find_model(str(tiny_llama)), subjects, [str(corpus)], settings, EvalOptions())
+    found = measured("kl", run, tiny_llama, subjects, text=[corpus], length=224, limit=1, first=160)
     divergences = [evaluation.kl_mean for evaluation in found]
     assert all(value is not None and 0 < value < 5 for value in divergences)
     assert divergences == sorted(divergences, reverse=True)
@@ -114,15 +111,14 @@ def _rows(run):
     return found
 
 
-def test_what_is_refused(run, tmp_path, tiny_llama, corpus):
+def test_what_is_refused(measured, run, tmp_path, tiny_llama, corpus):
     with pytest.raises(UsageError, match=r"kivi gives every channel one width, which 2\.5 bits is not"):
         allocate(run, load_recipe("kivi"), [make_budget(bits=2.5)])
     with pytest.raises(AatcError, match=r"kivi begins at 1 bits, 0\.5 are too few"):
         allocate(run, load_recipe("kivi"), [make_budget(bits=0.5)])
     plan = Plan.open(run.plan("kivi", make_budget(bits=2.0)))
-    settings = EvalSettings(task="distortion", length=224, limit=1, first=160)
     with pytest.raises(UsageError, match="the noise of grouped-minmax"):
-        evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], settings, EvalOptions())
+        measured("distortion", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=224, first=160)
 
 
 def test_gradients_are_asked_for(base_run, tmp_path):

@@ -6,12 +6,9 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.run import Run
-from aatc_cli.evals.benchmark import BenchmarkResult
-from aatc_cli.evals.subjects import EvalOptions
-from aatc_cli.models.loading import find_model
+from aatc_cli.evals.answers import asking
+from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.profiles import available, load_recipe
-from aatc_cli.stages import ruler as ruler_stage
-from aatc_cli.stages.ruler import RulerSettings, ruler
 from aatc_cli.studies.definition import Study
 from aatc_cli.studies.methods import Methods
 
@@ -33,33 +30,32 @@ def run(model, with_gradients, tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_method_generates(name, run, model, monkeypatch):
+def test_a_published_method_generates(measured, name, run, model, monkeypatch):
     recipe = load_recipe(name)
     bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0}.get(name, 2.0)
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": name, "budgets": [bits]}], "tasks": [{"task": "gsm8k"}]}
     )
-    [contestant] = Methods(run).contestants(study)
-    if contestant.subject is None and recipe.quantizer in ("quanto", "hqq"):
-        pytest.skip(contestant.row.reason)
-    assert contestant.subject is not None, contestant.row.reason
-    asked, generate = [], ruler_stage.generate
+    [entrant] = Methods(run).entrants(study)
+    if entrant.subject is None and recipe.quantizer in ("quanto", "hqq"):
+        pytest.skip(entrant.row.reason)
+    assert entrant.subject is not None, entrant.row.reason
+    asked, generate = [], asking.generate
 
     def watched(*arguments):
         # in full, and not only up to a right answer: every step goes through the cache
         asked.append((arguments[3], generate(*arguments[:-1], lambda row, tokens: False)))
         return asked[-1][1]
 
-    monkeypatch.setattr(ruler_stage, "generate", watched)
-    settings = RulerSettings((CONTEXT,), 1, (SUBTASK,))
-    [result] = ruler(run, find_model(str(model)), [contestant.subject], settings, EvalOptions())
-    [[contenders, [[tokens]]]] = asked
-    assert contenders[0].kind == "simulated"
+    monkeypatch.setattr(asking, "generate", watched)
+    [result] = measured("ruler", run, model, [entrant.subject], context=(CONTEXT,), limit=1, subtask=(SUBTASK,))
+    [[caches, [[tokens]]]] = asked
+    assert caches[0].kind == "simulated"
     assert len(tokens) == 128
     assert result.simulated is True
     assert [(row.subtask, row.context, row.samples, len(row.scores)) for row in result.rows] == [
         (SUBTASK, CONTEXT, 1, 1)
     ]
-    kept = read_measurement(run.evals / f"benchmark.{contestant.subject.name}.ruler.json", BenchmarkResult)
+    kept = read_measurement(run.evals / result.file_name, BenchmarkResult)
     assert kept.rows == result.rows
-    assert kept.plan == contestant.row.plan
+    assert kept.plan == entrant.row.plan

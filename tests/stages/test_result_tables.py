@@ -10,10 +10,12 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.errors import ArtifactError
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
-from aatc_cli.evals.stability import StabilityResult, StabilityRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.table import benchmark_tables
+from aatc_cli.evals.reading import read_result
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.stages.inspect import inspect_path
-from aatc_cli.stages.result_tables import benchmark_table, read_result
 
 OF = {
     "recipe": "paper",
@@ -31,9 +33,9 @@ OF = {
 @pytest.mark.parametrize("task", ["memory", "speed"])
 def test_inspect_prints_what_eval_did(aatc: Any, run_folder: Path, tiny_llama: Path, task: str) -> None:
     size = ("--context", 200, "--batch", 2, *(("--repeats", 2) if task == "speed" else ()))
-    done = aatc("eval", "--task", task, "--run", run_folder, "--model", tiny_llama, "--budget", 3, *size)
+    done = aatc("eval", task, "--run", run_folder, "--model", tiny_llama, "--budget", 3, *size)
     assert done.code == 0, done.err
-    file = run_folder / "evals" / f"{task}.paper-3.json"
+    [file] = (run_folder / "evals").glob(f"{task}.paper-3.*.json")
     shown = aatc("inspect", file)
     assert shown.code == 0, shown.err
     assert "paper-3" in done.out
@@ -46,13 +48,15 @@ def test_inspect_prints_what_eval_did(aatc: Any, run_folder: Path, tiny_llama: P
     assert aatc("inspect", file, "--json").json == {key: stored[key] for key in stored if key != "digest"}
 
 
-def row(subtask: str, score: float, stderr: float | None) -> BenchmarkRow:
+def row(subtask: str, score: float, stderr: float | None, ends: tuple[float, float] | None = None) -> BenchmarkRow:
     return BenchmarkRow(
         subtask=subtask,
         context=1024,
         metric="exact",
         score=score,
         stderr=stderr,
+        low=ends[0] if ends else None,
+        high=ends[1] if ends else None,
         samples=20,
         prompts_sha256="p",
         seconds=1.0,
@@ -60,21 +64,23 @@ def row(subtask: str, score: float, stderr: float | None) -> BenchmarkRow:
 
 
 def test_a_benchmark(tmp_path: Path) -> None:
-    result = BenchmarkResult(benchmark="ruler", rows=[row("niah", 0.85, 0.08), row("vt", 0.25, None)], **OF)
+    result = BenchmarkResult(
+        benchmark="ruler", rows=[row("niah", 0.85, 0.08, (0.64, 0.948)), row("vt", 0.25, None)], **OF
+    )
     inspection = inspect_path(write_evaluation(tmp_path, result), 8192)
     assert inspection.data == result.model_dump(mode="json")
     measured, fields = inspection.tables
     assert measured.columns == ["subtask", "context", "samples", "paper-2"]
     assert measured.rows == [
-        ["niah", "1024", "20", "85.0 ± 8.0"],
+        ["niah", "1024", "20", "85.0 (64.0 to 94.8)"],
         ["vt", "1024", "20", "25.0"],
         ["mean", "1024", "", "55.0"],
     ]
     assert ["benchmark", "ruler"] in fields.rows
     plain = {"recipe": "fp16", "budget": None, "plan": None, "rows": [row("vt", 0.9, 0.1)]}
     reference = result.model_copy(update=plain)
-    beside = benchmark_table([reference, result.model_copy(update={"rows": [row("vt", 0.5, 0.1)]})])
-    assert beside.rows == [["vt", "1024", "20", "90.0 ± 10.0", "50.0 ± 10.0 *"]]
+    [beside] = benchmark_tables([reference, result.model_copy(update={"rows": [row("vt", 0.5, 0.1)]})])
+    assert beside.rows == [["vt", "1024", "20", "90.0", "50.0 *"]]
 
 
 def test_stability(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""eval --task ruler end to end: files, rows that are kept, what is left out, scores of a model that can retrieve."""
+"""aatc eval ruler end to end: files, rows that are kept, what is left out, scores of a model that can retrieve."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 
 import aatc_cli
 from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow, indistinguishable
-from aatc_cli.stages import ruler
+from aatc_cli.evals import opened
+from aatc_cli.evals.answers import asking
+from aatc_cli.evals.answers.asking import Asker
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
 
-ASKED = ("--task", "ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
+ASKED = ("ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
         assert set(result["left_out"]) == {"qa_1 at 1024", "qa_2 at 1024"}
         assert "--data" in result["left_out"]["qa_1 at 1024"]
     files = sorted(path.name for path in (plan_run / "evals").glob("*.json"))
-    assert files == ["benchmark.fp16.ruler.json", "benchmark.paper-3.ruler.json"]
+    assert [name.rsplit(".", 2)[0] for name in files] == ["benchmark.fp16.ruler", "benchmark.paper-3.ruler"]
     read = read_measurement(plan_run / "evals" / files[1], BenchmarkResult)
     assert json.loads(read.model_dump_json()) == first.json[1]
     # text evaluations of the same folder are read without them
@@ -59,7 +61,7 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
 
     # nothing is loaded or asked a second time; another number of samples is another question
     loads = []
-    monkeypatch.setattr(ruler, "load_model", lambda *a, **k: loads.append(a) or pytest.fail("loaded"))
+    monkeypatch.setattr(opened, "load_model", lambda *a, **k: loads.append(a) or pytest.fail("loaded"))
     again = aatc(*everyone, "--budget", 3, "--json")
     assert again.code == 0, again.err
     assert again.json == first.json
@@ -67,7 +69,7 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
     monkeypatch.undo()
     other = aatc(
         "eval",
-        *ASKED[:4],
+        *ASKED[:3],
         "--limit",
         1,
         "--subtask",
@@ -90,7 +92,6 @@ def test_rows_come_one_by_one_and_are_not_run_again(aatc, model, plan_run, monke
 def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatch):
     many = (
         "eval",
-        "--task",
         "ruler",
         "--context",
         1024,
@@ -107,16 +108,16 @@ def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatc
         "--recipe",
         "fp16",
     )
-    rows = ruler._Bench.rows
+    answers = Asker.answers
 
-    def stop_later(self, job, subjects, batch):
-        if job.subtask == "niah_multikey_3":
+    def stop_later(self, what, *rest):
+        if "niah_multikey_3" in what:
             raise KeyboardInterrupt
-        return rows(self, job, subjects, batch)
+        return answers(self, what, *rest)
 
-    monkeypatch.setattr(ruler._Bench, "rows", stop_later)
+    monkeypatch.setattr(Asker, "answers", stop_later)
     assert aatc(*many).code != 0
-    path = plan_run / "evals" / "benchmark.fp16.ruler.json"
+    [path] = (plan_run / "evals").glob("benchmark.fp16.ruler.*.json")
     done = read_measurement(path, BenchmarkResult)
     assert [row.subtask for row in done.rows] == ["niah_single_1"]
     monkeypatch.undo()
@@ -129,7 +130,7 @@ def test_an_interrupted_run_keeps_what_is_done(aatc, model, plan_run, monkeypatc
 
 def test_what_cannot_be_asked(refuses, model, plan_run):
     common = ("--model", model, "--run", plan_run, "--recipe", "fp16")
-    asked = ("eval", "--task", "ruler", *common)
+    asked = ("eval", "ruler", *common)
     refuses(*asked, "--subtask", "niah", says=("no task 'niah'",), folder=plan_run, code=2)
     refuses(*asked, "--context", 4096, says=("4096", "1100"), folder=plan_run)
     refuses(*asked, "--context", 300, says=("does not fit into a context of 300",), folder=plan_run)
@@ -141,7 +142,6 @@ def test_what_cannot_be_asked(refuses, model, plan_run):
 def test_smollm2_finds_the_needle(real_model_path, aatc, tmp_path):
     asked = aatc(
         "eval",
-        "--task",
         "ruler",
         "--context",
         512,
@@ -187,11 +187,10 @@ def test_two_standard_errors_decide():
 
 def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeypatch):
     scores = iter([1.0, 0.0, 0.25, 0.25])
-    monkeypatch.setattr(ruler, "score", lambda *a: next(scores))
-    monkeypatch.setattr(ruler, "generate", lambda m, k, batch, contenders, *a: [[[1]] * batch.ids.shape[0]])
+    monkeypatch.setattr(asking, "score", lambda *a: next(scores))
+    monkeypatch.setattr(asking, "generate", lambda m, k, batch, caches, *a: [[[1]] * batch.ids.shape[0]])
     asked = aatc(
         "eval",
-        "--task",
         "ruler",
         "--context",
         1024,

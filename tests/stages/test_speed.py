@@ -1,4 +1,4 @@
-"""eval --task speed on a tiny model: what it writes and prints, and that wrong numbers have no speed."""
+"""aatc eval speed on a tiny model: what it writes and prints, and that wrong numbers have no speed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
 from aatc_cli.artifacts.plan import Plan
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.runtime.packed.site import SiteCodec
 
-TASK = ("eval", "--task", "speed", "--budget", 3, "--repeats", 2)
+TASK = ("eval", "speed", "--budget", 3, "--repeats", 2)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_every_part_and_size_beside_the_model_s_own_cache(aatc, command, run_fol
     assert len(result["checks"]) == 4
     assert all(check["error"] <= check["bound"] for check in result["checks"])
     assert (result["repeats"], result["steps"], result["absolute"]) == (2, 16, False)
-    stored = run_folder / "evals" / "speed.paper-3.json"
+    [stored] = (run_folder / "evals").glob("speed.paper-3.*.json")
     assert read_measurement(stored, SpeedResult).model_dump(mode="json") == result
     assert read_evaluations(run_folder / "evals") == []
 
@@ -66,7 +66,7 @@ def test_no_time_is_reported_of_a_wrong_cache(refuses, command, run_folder, monk
 
 
 def test_what_cannot_be_timed_is_refused(refuses, run_folder, tiny_llama, tiny_qwen2):
-    task = ("eval", "--task", "speed", "--run", run_folder)
+    task = ("eval", "speed", "--run", run_folder)
     refuses(*task, "--model", tiny_llama, "--recipe", "fp16", says=("fp16",), folder=run_folder, code=2)
     refuses(*task, "--model", tiny_qwen2, "--budget", 3, says=("the model is not the one",), folder=run_folder)
     refuses(*task, "--model", tiny_llama, "--budget", 3, "--context", 500, says=("597", "512"), folder=run_folder)

@@ -1,4 +1,4 @@
-"""eval --task speed of a geometry, with stand-ins for a GPU: what is written, refused, and counted as memory."""
+"""aatc eval speed of a geometry, with stand-ins for a GPU: what is written, refused, and counted as memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from aatc_cli.evals.bench.packed import PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
 from aatc_cli.evals.bench.synthetic import synthetic_tables
 from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, synthetic_spec, uncompressed_steps
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.table import speed_memory_table, speed_table
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.stages.report import make_report
-from aatc_cli.stages.result_tables import speed_memory_table, speed_table
 
 GEOMETRY = Geometry(layers=3, heads=8, kv_heads=4, head_dim=64, hidden_size=64)
 PROFILE = ModelProfile(
@@ -80,7 +80,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
 
 @pytest.mark.usefixtures("bench")
 def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
-    result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
     assert [row.backend for row in result.rows] == ["sdpa-flash-packed", "flashinfer", "float8-triton", "fused"]
     # the fastest on a bfloat16 cache is the reference, whoever it is of; the float8 cache is not one
     assert [row.ratio for row in result.rows] == pytest.approx([4 / 1.5, 1, 2.5 / 1.5, 3 / 1.5])
@@ -94,7 +94,7 @@ def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
     assert [(check.backend, check.error) for check in result.checks] == [("fused", 0.005), ("float8-triton", 0.001)]
     assert result.configurations == {"float8-triton at 3 x 1412": "float16 64"}
     assert (result.left_out, result.memory, result.groups) == ({}, [], None)
-    assert read_measurement(tmp_path / "evals" / "speed.synthetic-2.json", SpeedResult) == result
+    assert read_measurement(write_evaluation(tmp_path / "evals", result), SpeedResult) == result
     table = speed_table([result])
     assert table.columns[-3:] == ["roof: bytes, ms", "unpacking, ms", "keys, ms"]
     assert [row[-1] == "" for row in table.rows] == [True, True, True, False]
@@ -103,7 +103,7 @@ def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
 def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_geometry, "float8_timing", lambda *_: "Triton is not installed")
     monkeypatch.setattr(speed_geometry, "peer_timings", lambda *_: ([], {"flashinfer": "no whole pages"}))
-    result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
     assert result.left_out == {
         "float8-triton at 1 x 1412": "Triton is not installed",
         "flashinfer at 1 x 1412": "no whole pages",
@@ -115,7 +115,7 @@ def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkey
 def test_wrong_numbers_have_no_speed(bench: type[FakeBench], tmp_path: Path, monkeypatch: Any, error: float) -> None:
     monkeypatch.setattr(bench, "error", error)
     with pytest.raises(AatcError, match="no time is reported"):
-        measure_geometry(Run(tmp_path), PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
+        measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
     assert not (tmp_path / "evals").exists()
 
 
@@ -126,7 +126,7 @@ def test_head_groups_of_several_heads_run_on_the_packed_cache(
 ) -> None:
     original = PackedBench.of.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(PackedBench, "of", lambda *shape: original(PackedBench, *shape[:-1], CPU))
-    result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(700, 2)], 2, CUDA, whole=False, groups=groups)
+    result = measure_geometry(PROFILE, 2.0, [(700, 2)], 2, CUDA, whole=False, groups=groups)
     assert [row.backend for row in result.rows][-1] == "packed"
     assert (result.groups, result.method, result.rates) == (groups, f"synthetic-groups-{groups}-2", None)
     assert result.checks[0].backend == "packed"
@@ -237,7 +237,7 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
         "synthetic_spec": spec_of,
     }.items():
         monkeypatch.setattr(speed_geometry, name, value)
-    result = measure_geometry(Run(tmp_path), PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, whole=True)
+    result = measure_geometry(PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, whole=True)
     # tables of the fused cache are no part of what an uncompressed one takes
     assert order == ["uncompressed", "uncompressed", "tables", "fused", "fused"]
     decode = [row for row in result.rows if row.part == "decode"]
@@ -255,7 +255,7 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("bench")
 def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
-    result = measure_geometry(run, PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
     row = speed_whole.SpeedMemory(
         context=500,
         batch=2,
@@ -268,6 +268,7 @@ def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pyt
         buffer_bytes=1,
         ratio=1.25,
     )
+    write_evaluation(run.evals, result)
     other = result.model_copy(update={"device": "another GPU", "budget": "3", "memory": [row]})
     write_evaluation(run.evals, other)
     files = make_report(run)
@@ -285,7 +286,7 @@ def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pyt
     assert told == [one.model_dump(mode="json") for one in (result, other)]
 
 
-PROFILED = ("eval", "--task", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)
+PROFILED = ("eval", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)
 
 
 def test_what_a_profile_cannot_be_timed_with_is_refused(refuses: Any, tmp_path: Path, monkeypatch: Any) -> None:

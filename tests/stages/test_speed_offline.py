@@ -1,4 +1,4 @@
-"""eval --task speed --offline-stages on a geometry small enough for a CPU: what is timed, written, left out."""
+"""aatc eval offline-speed on a geometry small enough for a CPU: what is timed, written, left out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.run import Run
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.speed import SpeedResult
+from aatc_cli.evals import find_task
+from aatc_cli.evals.call import Call
+from aatc_cli.evals.offline_speed.settings import Settings
+from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.studies import offline_speed as speed_offline
-from aatc_cli.studies.offline_speed import OfflineBench, measure_offline
+from aatc_cli.studies.offline_speed import OfflineBench, measure_offline, offline_speed
 
 GEOMETRY = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
 PROFILE = ModelProfile(
@@ -37,13 +40,15 @@ def bench() -> OfflineBench:
 
 
 def test_every_part_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
-    result = measure_offline(Run(tmp_path), PROFILE, [(144, 1), (160, 2)], 2, EvalOptions())
-    assert read_measurement(tmp_path / "evals" / "speed.offline-stages.json", SpeedResult) == result
+    asked = Settings(context=(144, 160), batch=(1, 2), repeats=2)
+    [result] = offline_speed(find_task("offline-speed"), Call(Run(tmp_path), EvalOptions(), profile=PROFILE), asked)
+    assert read_measurement(tmp_path / "evals" / result.file_name, SpeedResult) == result
+    assert result.file_name.startswith("speed.offline-stages.")
     assert (result.synthetic, result.absolute, result.left_out) == (True, False, {})
     assert [(row.part, row.context, row.batch, row.backend) for row in result.rows] == [
         *(
             ("collect", *size, name)
-            for size in ((144, 1), (160, 2))
+            for size in ((144, 1), (144, 2), (160, 1), (160, 2))
             for name in ("uncompressed", "statistics", "gradients")
         ),
         # rows of two windows of 140 tokens each
@@ -53,7 +58,7 @@ def test_every_part_is_timed_and_written(tmp_path: Path, capsys: Any) -> None:
         ("whiten", 280, 2, "metric, cpu"),
     ]
     assert all(0 < row.milliseconds_low <= row.milliseconds <= row.milliseconds_high for row in result.rows)
-    assert [row.ratio for row in result.rows if row.backend == "uncompressed"] == [1.0, 1.0]
+    assert [row.ratio for row in result.rows if row.backend == "uncompressed"] == [1.0] * 4
     told = capsys.readouterr().err
     assert told.index("statistics at 144 x 1") < told.index("gradients at 160 x 2") < told.index("metric of 2 layers")
 
@@ -89,7 +94,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path
         genuine(job, model, windows, start, options, *rest)
 
     monkeypatch.setattr(speed_offline, "run_gradients", scarce)
-    result = measure_offline(Run(tmp_path), PROFILE, [(144, 2), (144, 1)], 1, EvalOptions())
+    result = measure_offline(PROFILE, [(144, 2), (144, 1)], 1, EvalOptions())
     assert result.left_out == {"gradients 144 x 2": "the gradients of 2 windows do not fit"}
     assert [row.batch for row in result.rows if row.backend == "gradients"] == [1]
 
@@ -100,7 +105,7 @@ def test_the_command(aatc: Any, refuses: Any, tmp_path: Path) -> None:
     text = ['name = "small"', 'model = "o/small"', "context = 512", "head_groups = 1", "[geometry]", *lines]
     text += ["hidden_size = 32", "[calibration.rates]", 'sources = ["builtin:python-docs"]', "samples = 1"]
     profile.write_text("\n".join([*text, "length = 64"]), encoding="utf-8")
-    command = ("eval", "--task", "speed", "--profile", profile, "--offline-stages", "--run", tmp_path / "run")
+    command = ("eval", "offline-speed", "--profile", profile, "--run", tmp_path / "run")
     outcome = aatc(*command, "--context", 144, "--batch", 1, "--repeats", 1, "--json")
     assert outcome.code == 0, outcome.err
     [result] = json.loads(outcome.out)

@@ -1,9 +1,10 @@
-"""eval --task stability: every row against the stages run by hand, and what one Stats says of another's plan."""
+"""aatc eval stability: every row against the stages run by hand, and what one Stats says of another's plan."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +17,21 @@ from aatc_cli.config import Budget, Window, make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.curves import DISTORTION
 from aatc_cli.errors import ArtifactError, UsageError
-from aatc_cli.evals.stability import StabilityResult, spread
+from aatc_cli.evals import find_task
+from aatc_cli.evals.call import Call
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import spread
+from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.report import make_report
+from aatc_cli.studies import stability as stability_study
 from aatc_cli.studies.stability import stability
 
-SETTINGS = EvalSettings("kl", length=48, limit=2, first=16)
+ASKED = {"length": 48, "limit": 2, "first": 16}
 BUDGET = make_budget(bits=2.5)
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -56,11 +61,18 @@ def calibration_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(
     run: Run, model: Path, names: str, texts: list[str], chosen: Recipe, budget: Budget = BUDGET
 ) -> StabilityResult:
-    stats = [run.stats(name) for name in names]
-    return stability(run, find_model(str(model)), chosen, budget, stats, texts, SETTINGS, EvalOptions())
+    """A comparison of ``chosen`` as it is given, without a file of its own."""
+    settings = Settings(stats=tuple(str(run.stats(name)) for name in names), text=tuple(texts), **ASKED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stability_study, "load_recipe", lambda name: chosen)
+        call = Call(run, EvalOptions(force=True), find_model(str(model)), recipes=("x",), budgets=(budget.value,))
+        [result] = stability(find_task("stability"), call, settings)
+    return result
 
 
-def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path) -> None:
+def test_rows_are_the_stages_by_hand(
+    measured: Any, run: Run, tiny_llama: Path, corpus: Path, calibration_texts: Path
+) -> None:
     texts = [str(corpus), str(calibration_texts)]
     result = compare(run, tiny_llama, "ab", texts, recipe())
     assert [(row.stats, row.text) for row in result.rows] == [
@@ -72,9 +84,7 @@ def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, c
     for name in "ab":
         plan = Plan.open(run.root / "stability" / name / "plans" / "loss-aware-2.5")
         subject = Subject(plan.recipe, plan)
-        found = evaluate(
-            Run(run.root / "stability" / name), find_model(str(tiny_llama)), [subject], texts, SETTINGS, EvalOptions()
-        )
+        found = measured("kl", Run(run.root / "stability" / name), tiny_llama, [subject], text=texts, **ASKED)
         rows = [row for row in result.rows if row.stats == name]
         assert [row.kl_mean for row in rows] == [evaluation.kl_mean for evaluation in found]
         assert [row.bits for row in rows] == [plan.mean_bits] * 2
@@ -82,12 +92,13 @@ def test_rows_are_the_stages_by_hand(run: Run, tiny_llama: Path, corpus: Path, c
     assert result.windows == [2, 2]
     first = [row.kl_mean for row in result.rows[:2]]
     assert result.kl_spread["corpus.txt"] == max(first) / min(first)
-    assert read_measurement(run.evals / "stability.loss-aware-2.5.a-b.json", StabilityResult) == result
+    assert read_measurement(run.evals / result.file_name, StabilityResult) == result
+    assert result.file_name.startswith("stability.loss-aware-2.5.a-b.")
 
 
 @pytest.mark.parametrize(("name", "bits"), [("kivi", 2), ("per-token", 2), ("fp8", 8)])
 def test_codecs_see_the_coordinates_of_their_recipe(
-    name: str, bits: int, run: Run, tiny_llama: Path, corpus: Path
+    measured: Any, name: str, bits: int, run: Run, tiny_llama: Path, corpus: Path
 ) -> None:
     """Recipes that code the rotated cache are scored on the rotated cache, as eval does it."""
     chosen = load_recipe(name).model_copy(update={"window": Window(sinks=2, recent=32, flush=32)})
@@ -95,7 +106,7 @@ def test_codecs_see_the_coordinates_of_their_recipe(
     [first, _] = compare(run, tiny_llama, "ab", [str(corpus)], chosen, make_budget(bits=bits)).rows
     plan = Plan.open(run.root / "stability" / "a" / "plans" / f"{name}-{bits}")
     place, subject = Run(run.root / "stability" / "a"), Subject(plan.recipe, plan)
-    [found] = evaluate(place, find_model(str(tiny_llama)), [subject], [str(corpus)], SETTINGS, EvalOptions())
+    [found] = measured("kl", place, tiny_llama, [subject], text=[corpus], **ASKED)
     assert first.kl_mean == found.kl_mean
 
 

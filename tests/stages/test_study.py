@@ -1,4 +1,4 @@
-"""eval --study: cells through the stages, interruption, methods that fail, packed bits that were asked for."""
+"""aatc study: cells through the stages, interruption, methods that fail, packed bits that were asked for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.kl import measure as kl
+from aatc_cli.evals.perplexity import measure as perplexity
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models import loading
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
-from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
@@ -90,9 +91,18 @@ def study_file(tmp_path):
 def studied(tiny_llama, corpus, run, study_file, aatc):
     def go(*arguments):
         where = ("--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
-        return aatc("eval", "--study", study_file, *where, *arguments)
+        return aatc("study", study_file, *where, *arguments)
 
     return go
+
+
+SCORES = kl.forced_scores
+
+
+def replace_scores(monkeypatch, scores) -> None:
+    """Let ``scores`` stand for what scores windows in both tasks of the study."""
+    for task in (kl, perplexity):
+        monkeypatch.setattr(task, "forced_scores", scores)
 
 
 def kept_of(folder) -> dict[str, dict]:
@@ -148,22 +158,22 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp
     shutil.rmtree(run.root)
     shutil.copytree(calibrated.root, run.root)
     monkeypatch.setattr(study_stage, "_TOGETHER", 2)
-    scored, run_scores = [], evaluate_stage._run_scores
+    scored = []
 
-    def stop_later(model, subjects, frame):
+    def stop_later(frame, subjects):
         if len(scored) == 2:
             raise KeyboardInterrupt
         scored.append([subject.name for subject in subjects])
-        return run_scores(model, subjects, frame)
+        return SCORES(frame, subjects)
 
-    monkeypatch.setattr(evaluate_stage, "_run_scores", stop_later)
+    replace_scores(monkeypatch, stop_later)
     assert studied().code == 130
     assert [len(names) for names in scored] == [2, 2]
     part = read_study(study_path(run.root, "small"))
     assert len(part.cells) == 4
     assert len(list(run.evals.glob("*.json"))) == 4
     counted = []
-    monkeypatch.setattr(evaluate_stage, "_run_scores", lambda m, s, f: counted.append(len(s)) or run_scores(m, s, f))
+    replace_scores(monkeypatch, lambda frame, subjects: counted.append(len(subjects)) or SCORES(frame, subjects))
     rest = studied()
     assert rest.code == 0, rest.err
     assert sum(counted) == 6
@@ -172,14 +182,12 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp
 
 
 def test_one_method_that_fails_takes_no_other_with_it(studied, run, monkeypatch):
-    run_scores = evaluate_stage._run_scores
-
-    def fail(model, subjects, frame):
-        if frame.settings.task == "kl" and any(subject.recipe.name == "kivi" for subject in subjects):
+    def fail(frame, subjects):
+        if frame.opened.task == "kl" and any(subject.recipe.name == "kivi" for subject in subjects):
             raise RuntimeError("CUDA out of memory.\nTried to allocate")
-        return run_scores(model, subjects, frame)
+        return SCORES(frame, subjects)
 
-    monkeypatch.setattr(evaluate_stage, "_run_scores", fail)
+    replace_scores(monkeypatch, fail)
     outcome = studied()
     assert outcome.code == 1
     missing = [cell for cell in outcome.json["cells"] if cell["reason"]]
@@ -195,12 +203,12 @@ def test_what_fails_for_the_task_is_not_tried_with_every_method(aatc, tiny_llama
     study_file.write_text(STUDY.replace("length = 224", "length = 1024"), encoding="utf-8")
     tried, stage = [], study_stage.evaluate
 
-    def counted(place, source, subjects, *rest):
-        tried.append(len(subjects))
-        return stage(place, source, subjects, *rest)
+    def counted(task, call, *rest):
+        tried.append(len(call.subjects))
+        return stage(task, call, *rest)
 
     monkeypatch.setattr(study_stage, "evaluate", counted)
-    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 1
     assert tried == [5, 1, 1, 5]
     reasons = [cell["reason"] for cell in outcome.json["cells"] if cell["task"] == "kl"]
@@ -216,9 +224,7 @@ def test_what_cannot_be_derived_says_why(tiny_llama, corpus, base_run, tmp_path,
         'recipe = "fp16"\n', 'recipe = "fp16"\n\n[[methods]]\nrecipe = "paper"\nbudgets = [3]\nstats = "few"\n'
     )
     study_file.write_text(text, encoding="utf-8")
-    outcome = aatc(
-        "eval", "--study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus, "--json"
-    )
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", tmp_path / "bare", "--text", corpus, "--json")
     assert outcome.code == 1
     reasons = {row["name"]: row["reason"] for row in outcome.json["rows"]}
     assert "no loss gradients" in reasons["palu-2.8"] or "transform holds none" in reasons["palu-2.8"]
@@ -240,7 +246,7 @@ def test_named_stats_have_a_place_of_their_own(tiny_llama, corpus, run, study_fi
         'recipe = "paper"\nbudgets = [3]\nstats = "few"\n\n[[tasks]]\ntask = "kl"\nlength = 224\nlimit = 1\n',
         "utf-8",
     )
-    outcome = aatc("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 0, outcome.err
     files = [cell["file"] for cell in outcome.json["cells"]]
     assert [file.rpartition("/")[0] for file in files] == ["evals", "studies/few/evals"]
@@ -308,9 +314,9 @@ def test_packed_bits_are_the_slope_of_the_byte_law(run):
             ],
         }
     )
-    for contestant in Methods(run).contestants(study):
-        assert contestant.subject is not None, contestant.row.reason
-        layout = contestant.subject.plan.layout
+    for entrant in Methods(run).entrants(study):
+        assert entrant.subject is not None, entrant.row.reason
+        layout = entrant.subject.plan.layout
         # codes and padding of one block are rounded to whole bytes
         assert layout.bits_packed == pytest.approx(_packed_bits(layout), rel=1e-3)
 
@@ -321,9 +327,9 @@ def test_what_no_budget_mends_says_why(base_run, tmp_path):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "palu", "packed": [2.0]}], "tasks": [{"task": "kl"}]}
     )
-    [contestant] = Methods(Run(tmp_path / "run")).contestants(study)
-    assert contestant.subject is None
-    assert "ranks by loss gradients" in contestant.row.reason
+    [entrant] = Methods(Run(tmp_path / "run")).entrants(study)
+    assert entrant.subject is None
+    assert "ranks by loss gradients" in entrant.row.reason
 
 
 def test_one_width_takes_the_nearest_of_its_widths(run):
@@ -335,7 +341,7 @@ def test_one_width_takes_the_nearest_of_its_widths(run):
             "tasks": [{"task": "kl"}],
         }
     )
-    rows = [contestant.row for contestant in Methods(run).contestants(study)]
+    rows = [entrant.row for entrant in Methods(run).entrants(study)]
     # 2.6 and 3.2 come to the same plan, which is one row
     assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
 
@@ -366,27 +372,15 @@ def test_packaged_studies_name_recipes_and_budgets_that_are_there():
 def test_a_wrong_study_is_refused(refuses, tiny_llama, corpus, run, study_file, old, new, says):
     study_file.write_text(STUDY.replace(old, new, 1), encoding="utf-8")
     refuses(
-        "eval",
-        "--study",
-        study_file,
-        "--model",
-        tiny_llama,
-        "--run",
-        run.root,
-        "--text",
-        corpus,
-        says=(says,),
-        folder=run.root,
+        "study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, says=(says,), folder=run.root
     )
 
 
 def test_options_that_a_study_has_itself_are_refused(refuses, tiny_llama, run, study_file):
-    common = ("eval", "--study", study_file, "--model", tiny_llama, "--run", run.root)
+    common = ("study", study_file, "--model", tiny_llama, "--run", run.root)
     refuses(*common, "--budget", 2, says=("--budget",), folder=run.root, code=2)
     refuses(*common, "--recipe", "hqq", says=("no recipe 'hqq'",), folder=run.root, code=2)
-    refuses(
-        "eval", "--study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root
-    )
+    refuses("study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root)
 
 
 def test_models_are_kept_within_the_block_alone(tiny_llama):
@@ -424,11 +418,11 @@ def test_parts_of_a_study_add_up(studied, run, monkeypatch):
     """One process begins and ends while another is at work on the same study: neither loses the other's cells."""
     filled, fill = [], study_stage._Sheet.fill
 
-    def others_first(self, contestants):
+    def others_first(self, entrants):
         if not filled:
             filled.append(True)
             assert studied("--recipe", "kivi").code == 0
-        return fill(self, contestants)
+        return fill(self, entrants)
 
     monkeypatch.setattr(study_stage._Sheet, "fill", others_first)
     outcome = studied("--recipe", "fp16")

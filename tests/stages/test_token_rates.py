@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import bin_edges
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals import find_task
+from aatc_cli.evals.call import Call
+from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
@@ -27,14 +31,13 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import Wanted, whiten
-from aatc_cli.studies.stability import stability
+from aatc_cli.studies import stability as stability_study
 from aatc_cli.text.windows import draw_windows
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
-KL = EvalSettings("kl", length=48, limit=2, first=16)
+KL = {"length": 48, "limit": 2, "first": 16}
 
 
 def recipe(**changes: object) -> Recipe:
@@ -144,8 +147,10 @@ def test_a_ratio_is_met_by_the_bytes_of_all_streams(run: Run) -> None:
     assert made.layout.breakdown(2048)["class_tags"] > 0
 
 
-def test_evaluation_is_at_the_shares_it_found(run: Run, plan: Plan, tiny_llama: Path, corpus: Path) -> None:
-    [found] = evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], KL, EvalOptions())
+def test_evaluation_is_at_the_shares_it_found(
+    measured: Any, run: Run, plan: Plan, tiny_llama: Path, corpus: Path
+) -> None:
+    [found] = measured("kl", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], **KL)
     assert found.kl_mean is not None
     assert found.kl_mean > 0
     assert found.class_shares is not None
@@ -154,7 +159,7 @@ def test_evaluation_is_at_the_shares_it_found(run: Run, plan: Plan, tiny_llama: 
     assert min(widths) < found.bits < max(widths)
     assert found.bits != plan.mean_bits
     assert found.bits_at_context == pytest.approx(16 / found.ratio)
-    again = evaluate(run, find_model(str(tiny_llama)), [Subject(plan.recipe, plan)], [str(corpus)], KL, EvalOptions())
+    again = measured("kl", run, tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], **KL)
     assert again == [found]
 
 
@@ -181,10 +186,9 @@ def test_packed_cache_and_its_tasks_refuse(run: Run, plan: Plan, tiny_llama: Pat
     for task, says in (("memory", "3 rates"), ("speed", "3 rates"), ("distortion", "several rates")):
         refuses(
             "eval",
+            task,
             "--run",
             run.root,
-            "--task",
-            task,
             "--model",
             tiny_llama,
             "--plan",
@@ -225,18 +229,12 @@ def test_recipes_that_do_not_fit_together(changes, says) -> None:
         recipe(**changes)
 
 
-def test_stability_compares_plans_with_classes(run: Run, tiny_llama: Path, corpus: Path) -> None:
+def test_stability_compares_plans_with_classes(run: Run, tiny_llama: Path, corpus: Path, monkeypatch: Any) -> None:
     gather(run, tiny_llama, corpus, "other", seed=1)
-    result = stability(
-        run,
-        find_model(str(tiny_llama)),
-        recipe(),
-        make_budget(bits=2.0),
-        [run.stats("stats"), run.stats("other")],
-        [str(corpus)],
-        KL,
-        EvalOptions(),
-    )
+    settings = Settings(stats=tuple(str(run.stats(name)) for name in ("stats", "other")), text=(str(corpus),), **KL)
+    monkeypatch.setattr(stability_study, "load_recipe", lambda name: recipe())
+    call = Call(run, EvalOptions(), find_model(str(tiny_llama)), recipes=("x",), budgets=(2.0,))
+    [result] = stability_study.stability(find_task("stability"), call, settings)
     own = allocate(run, recipe(), [make_budget(bits=2.0)])[0].manifest.results["predicted"]
     # the plan's own forecast shrinks the metric, this one does not
     assert result.rows[0].predicted == pytest.approx(sum(own.values()), rel=0.3)

@@ -1,4 +1,4 @@
-"""eval --task speed with a profile and no model: the caches of a geometry, with random contents, on a GPU."""
+"""aatc eval speed with a profile and no model: the caches of a geometry, with random contents, on a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Literal
 
 import torch
 
-from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Geometry, Window
 from aatc_cli.console import progress, say
@@ -24,7 +22,8 @@ from aatc_cli.evals.bench.peers import peer_timings
 from aatc_cli.evals.bench.rates import device_rates
 from aatc_cli.evals.bench.roofline import DeviceRates, Roofline, TileWork
 from aatc_cli.evals.bench.whole_model import fused_steps, synthetic_spec, uncompressed_steps
-from aatc_cli.evals.speed import SpeedCheck, SpeedMemory, SpeedRates, SpeedResult, SpeedRow
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
 from aatc_cli.evals.subjects import EvalOptions, device_name
 from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
@@ -61,7 +60,6 @@ class Findings:
 
 
 def measure_geometry(
-    run: Run,
     profile: ModelProfile,
     bits: float,
     sizes: list[Size],
@@ -75,7 +73,7 @@ def measure_geometry(
 
     The cache is the fused one, or with ``groups`` the packed one with as many head groups on each side. The reference
     is the fastest attention on a bfloat16 cache in place. Raises `AatcError` without a GPU (or, for the fused cache,
-    CuPy), or when the output is not the twin's: then nothing is written.
+    CuPy), or when the output is not the twin's.
     """
     if not options.device.startswith("cuda"):
         raise AatcError("a geometry is timed on a CUDA device", "give --device cuda, or name a model")
@@ -97,7 +95,7 @@ def measure_geometry(
             _whole(found, profile, bits, sizes, repeats, device, ticker.advance)
     for place, reason in found.left_out.items():
         say(f"eval: {place} is left out: {reason}")
-    result = SpeedResult(
+    return SpeedResult(
         recipe="synthetic" if groups is None else f"synthetic-groups-{groups}",
         budget=f"{bits:g}",
         model=profile.name,
@@ -119,8 +117,6 @@ def measure_geometry(
         configurations=found.configurations,
         left_out=found.left_out,
     )
-    say(f"eval: speed of {profile.name} -> {write_evaluation(run.evals, result)}")
-    return result
 
 
 def _rates(rates: DeviceRates | None) -> SpeedRates | None:

@@ -18,8 +18,8 @@ from aatc_cli.core.tiles import BLOCK
 from aatc_cli.evals.bench.attention import Timing
 from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing, full_state
 from aatc_cli.evals.bench.synthetic import synthetic_encode, synthetic_tables
-from aatc_cli.evals.memory import storage_bytes
-from aatc_cli.evals.speed import SpeedMemory
+from aatc_cli.evals.memory.peak import storage_bytes
+from aatc_cli.evals.speed.result import SpeedMemory
 from aatc_cli.runtime.fused.form import FusedForm, FusedLayer
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.tables import fast_pairs

@@ -43,13 +43,14 @@ class Scores:
         windows = [float(kl.mean()) for kl in self.kl]
         mean, stderr = mean_and_stderr(windows)
         top1, top1_stderr = mean_and_stderr([float(agree.to(torch.float64).mean()) for agree in self.agree])
-        everything = torch.cat(self.kl).to(torch.float64)
-        index = int(0.99 * (everything.numel() - 1))
+        everything = torch.cat(self.kl).to(torch.float64).sort().values
+        last = everything.numel() - 1
         return {
             "kl_mean": mean,
             "kl_stderr": stderr,
             "kl_windows": windows,
-            "kl_p99": float(everything.sort().values[index]),
+            "kl_p99": float(everything[int(0.99 * last)]),
+            "kl_p999": float(everything[int(0.999 * last)]),
             "top1": top1,
             "top1_stderr": top1_stderr,
         }

@@ -11,10 +11,10 @@ from aatc_cli.config import HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.evals.benchmark import BenchmarkResult
-from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.speed import SpeedResult
-from aatc_cli.evals.stability import StabilityResult
+from aatc_cli.evals.answers.result import BenchmarkResult
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.report.data.study import StudyView
 
 # the context at which the paper counts bytes; every report states it beside the evaluations' own

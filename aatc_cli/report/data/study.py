@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
-from aatc_cli.evals.benchmark import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.study_scores import rows_of
 from aatc_cli.report.data.published import Published
 

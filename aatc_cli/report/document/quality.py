@@ -24,7 +24,7 @@ def quality_section(data: ReportData) -> Section:
         "The lowest KL of each budget is in bold. One table holds what was measured alike: model, text, windows, first "
         "position, dtype and versions."
         if found
-        else "No evaluation of quality in this run: aatc eval --task kl"
+        else "No evaluation of quality in this run: aatc eval kl"
     )
     return Section("quality", "Quality", (text,), tables=found)
 
@@ -34,7 +34,7 @@ def curve_section(data: ReportData) -> Section:
     title = "Quality against memory"
     panels = quality_series(quality_groups(data.evaluations))
     if not panels:
-        return Section("curve", title, ("No KL of a compressed cache in this run: aatc eval --task kl",))
+        return Section("curve", title, ("No KL of a compressed cache in this run: aatc eval kl",))
     references = {number(panel.reference) for panel in panels if panel.reference is not None}
     fp16 = f" The float16 cache itself stands at {' and '.join(sorted(references))} nats." if references else ""
     caption = f"KL against packed bits; bars are one standard error over windows.{fp16}"
@@ -46,7 +46,7 @@ def distortion_section(data: ReportData) -> Section:
     title = "Predicted against measured distortion"
     groups = distortion_groups(data.evaluations)
     if not groups:
-        return Section("distortion", title, ("No distortion evaluation in this run: aatc eval --task distortion",))
+        return Section("distortion", title, ("No distortion evaluation in this run: aatc eval distortion",))
     scatters = scatter_series(groups)
     caption = (
         "Mean squared error of each layer's attention output relative to the output, one side quantized at a time; "

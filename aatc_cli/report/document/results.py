@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.report.blocks import Section
 from aatc_cli.report.data.run import ReportData
 from aatc_cli.report.series.quality import quality_groups, undrawn

@@ -15,7 +15,7 @@ def study_section(view: StudyView) -> Section:
     """Everything the study's cells give; in words how many are missing."""
     result, name = view.result, f"study-{view.result.study}".replace(".", "-")
     missing = sum(cell.file is None for cell in result.cells)
-    command = f"aatc eval --study {result.study}"
+    command = f"aatc study {result.study}"
     state = (
         f"All {len(result.cells)} cells are there"
         if not missing

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.core.compare import Figure, interval
 from aatc_cli.core.metrics import mean_and_stderr
-from aatc_cli.evals.benchmark import BenchmarkRow
+from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.evals.study_scores import mean_of_rows
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aatc_cli.evals.memory import MemoryResult
-from aatc_cli.evals.speed import SpeedResult
-from aatc_cli.evals.speed_tables import Columns, memory_columns, speed_columns
-from aatc_cli.evals.stability import COLUMNS, StabilityResult, stability_rows
+from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.speed.result import Result as SpeedResult
+from aatc_cli.evals.speed.table import Columns, memory_columns, speed_columns
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.table import COLUMNS, stability_rows
 from aatc_cli.report.blocks import Table
 from aatc_cli.report.text import MISSING, number, size
 

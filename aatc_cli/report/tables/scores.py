@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from aatc_cli.core.compare import Figure, tied
-from aatc_cli.evals.benchmark import BenchmarkResult
+from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.run import paper_first
 from aatc_cli.report.series.samples import score_figure, score_interval

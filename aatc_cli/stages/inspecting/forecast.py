@@ -39,8 +39,8 @@ class Forecast:
         if self.memory is not None:
             fits = "" if self.free is None else "fits" if self.memory <= self.free else "does NOT fit"
             rows.append(["memory", fits, _size(self.memory), ""])
-        rows += [["note", note, "", ""] for note in self.notes]
-        columns = ["what", "where", "bytes", ""]
+        rows += [["note", "", "", note] for note in self.notes]
+        columns = ["what", "where", "bytes", "about it"]
         data: dict[str, Any] = {
             "stage": self.stage,
             "reads": [{"path": piece.path, "bytes": piece.bytes} for piece in self.reads],

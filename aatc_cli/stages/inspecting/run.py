@@ -170,10 +170,10 @@ def _tables(run: Run, data: dict[str, Any], context: int) -> list[Table]:
     others = [entry for entry in data["artifacts"] if entry["kind"] != "plan"]
     if others:
         rows = [[e["path"], e["model"], _day(e["made"]), e["digest"][:12], e["stale"] or ""] for e in others]
-        tables.append(Table(f"run {run.root}", ["artifact", "model", "made (UTC)", "digest", "stale"], rows))
+        tables.append(_filled(f"run {run.root}", ["artifact", "model", "made (UTC)", "digest", "stale"], rows))
     if data["plans"]:
         columns = ["plan", "packed bits", "MB", "ratio", "KL (nats)", "made (UTC)", "digest", "stale"]
-        tables.append(Table(f"plans, at {context:,} tokens", columns, [_plan_row(e) for e in data["plans"]]))
+        tables.append(_filled(f"plans, at {context:,} tokens", columns, [_plan_row(e) for e in data["plans"]]))
     if data["evaluations"]:
         tables.append(_evaluation_table(data["evaluations"]))
     if data["unfinished"]:
@@ -207,8 +207,14 @@ def _evaluation_table(entries: list[dict[str, Any]]) -> Table:
         [task, text, str(len(found)), str(sum(e["stale"] is not None for e in found) or "")]
         for (task, text), found in sorted(groups.items())
     ]
-    return Table("evaluations", ["task", "text", "files", "of plans that changed"], rows)
+    return _filled("evaluations", ["task", "text", "files", "of plans that changed"], rows)
+
+
+def _filled(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """A table without the columns that nothing filled."""
+    shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    return Table(title, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
 def _day(moment: str) -> str:
-    return moment[:16].replace("T", " ")
+    return moment[:16]

@@ -1,0 +1,105 @@
+"""What all benchmarks share: results that grow row by row on disk, and rows that need not be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aatc_cli.artifacts.evaluation import write_evaluation
+from aatc_cli.artifacts.run import Run
+from aatc_cli.console import say
+from aatc_cli.core.metrics import mean_and_stderr
+from aatc_cli.errors import SettingsMismatchError
+from aatc_cli.evals.answers.interval import wilson
+from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.caches import cache_kind
+from aatc_cli.evals.keeping import already
+from aatc_cli.evals.opened import Opened
+from aatc_cli.evals.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The results of one benchmark, of every subject of a call; kept on disk as they come."""
+
+    run: Run
+    benchmark: str
+    order: tuple[str, ...]
+    results: dict[str, BenchmarkResult]
+
+    @classmethod
+    def open(cls, opened: Opened, order: Sequence[str], **asked: Any) -> Ledger:
+        """Read what is there of the same plans and protocol; ``--force`` begins anew.
+
+        asked: all that the prompts of every subtask are made from. Raises `SettingsMismatchError` for results of other
+        plans.
+        """
+        results = {}
+        for subject in opened.subjects:
+            kind = cache_kind(subject, opened.options)
+            draft = BenchmarkResult(
+                benchmark=opened.task,
+                seconds=0.0,
+                cache=kind,
+                simulated=kind == "simulated",
+                # answers are read back as text, so the whole tokenizer counts and not the prompts' tokens alone
+                protocol=opened.protocol(tokenizer=opened.identity.tokenizer_hash, **asked),
+                **opened.origin(subject),
+            )
+            results[subject.name] = already(opened.run.evals, draft, force=opened.options.force) or draft
+        return cls(opened.run, opened.task, tuple(order), results)
+
+    def missing(self, subjects: Sequence[Subject], subtask: str, context: int | None, prompts: str) -> list[Subject]:
+        """Subjects without this row; raises `SettingsMismatchError` for a row that is there of other prompts."""
+        found = []
+        for subject in subjects:
+            row = self.results[subject.name].row(subtask, context)
+            if row is None:
+                found.append(subject)
+            elif row.prompts_sha256 != prompts:
+                path = self.run.evals / self.results[subject.name].file_name
+                raise SettingsMismatchError(
+                    f"{path} has {subtask} with other prompts: they were {row.prompts_sha256[:12]}, now {prompts[:12]}",
+                    "add --force to begin the file anew, or use another --run",
+                )
+        return found
+
+    def add(self, subject: Subject, row: BenchmarkRow, what: str) -> None:
+        """Put a row into the subject's file, and say its score; ``what`` names it."""
+        result = self.results[subject.name]
+        seconds = sum(old.seconds for old in result.rows if old.place != row.place) + row.seconds
+        self._write(subject, result.with_row(row, self.order).model_copy(update={"seconds": seconds}))
+        between = "" if row.low is None or row.high is None else f" ({row.low:.3g} to {row.high:.3g})"
+        say(f"eval: {what} of {subject.name}: {row.score:.3g}{between}, {row.samples} samples")
+
+    def leave_out(self, subjects: Sequence[Subject], reasons: dict[str, str]) -> None:
+        """Put the reasons for subtasks that were not run into the files that are there."""
+        for subject in subjects:
+            result = self.results[subject.name]
+            if result.rows and result.left_out != reasons:
+                self._write(subject, result.model_copy(update={"left_out": reasons}))
+
+    def _write(self, subject: Subject, result: BenchmarkResult) -> None:
+        self.results[subject.name] = result
+        write_evaluation(self.run.evals, result)
+
+
+def score_row(place: tuple[str, int | None, str], scores: list[float], prompts: str, seconds: float) -> BenchmarkRow:
+    """The row of a (subtask, context, metric) from the scores of its samples."""
+    subtask, context, metric = place
+    mean, stderr = mean_and_stderr(scores)
+    low, high = wilson(scores)
+    return BenchmarkRow(
+        subtask=subtask,
+        context=context,
+        metric=metric,
+        score=mean,
+        stderr=stderr,
+        low=low,
+        high=high,
+        samples=len(scores),
+        scores=scores,
+        prompts_sha256=prompts,
+        seconds=seconds,
+    )

@@ -1,0 +1,1 @@
+"""Predicted against measured error of the attention output."""

@@ -1,0 +1,45 @@
+"""Results that are there already: taken over where all is equal, and never replaced unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from aatc_cli.artifacts.evaluation import Measurement, read_measurement
+from aatc_cli.errors import SettingsMismatchError
+
+M = TypeVar("M", bound=Measurement)
+
+
+def already(folder: Path, draft: M, *, force: bool) -> M | None:
+    """The result under the name of ``draft``, if it is of the same subject and protocol; None without one, or forced.
+
+    Raises `SettingsMismatchError` naming every difference when it is of another, and `ArtifactError` when damaged.
+    """
+    path = folder / draft.file_name
+    if force or not path.is_file():
+        return None
+    found = read_measurement(path, type(draft))
+    changed = list(differences("", found.determined_by, draft.determined_by))
+    if changed:
+        shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
+        raise SettingsMismatchError(
+            f"{path} was measured on something else: {shown}", "add --force to replace it, or use another --run"
+        )
+    return found
+
+
+def differences(where: str, old: object, new: object) -> Iterator[str]:
+    """Each difference between two JSON documents: ``plan was "a", now "b"``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(set(old) | set(new)):
+            yield from differences(f"{where}.{key}" if where else key, old.get(key), new.get(key))
+    elif json.loads(json.dumps(old)) != json.loads(json.dumps(new)):
+        yield f"{where} was {_short(old)}, now {_short(new)}"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

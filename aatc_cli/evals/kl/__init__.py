@@ -1,0 +1,1 @@
+"""Divergence from the uncompressed model on held-out text."""

@@ -1,0 +1,24 @@
+"""Divergence of the next token's distribution from the uncompressed model's, at every scored position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aatc_cli.evals.kl.result import Result
+from aatc_cli.evals.kl.settings import Settings
+from aatc_cli.evals.opened import Opened
+from aatc_cli.evals.subjects import Subject
+from aatc_cli.evals.windows.frame import Frame
+from aatc_cli.evals.windows.measure import forced_scores, measure_windows
+
+
+def measure(opened: Opened, settings: Settings) -> list[Result]:
+    """KL, agreement and likelihood of every subject on every text; raises as `measure_windows` does."""
+    return measure_windows(opened, settings, _run)
+
+
+def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
+    return [
+        frame.evaluation(subject, scores.seconds, scores.kl_summary() | scores.nll_summary(), scores.class_shares())
+        for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Bytes that a cache holds, and the most that was in use."""

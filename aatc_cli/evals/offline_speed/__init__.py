@@ -1,0 +1,1 @@
+"""Time of collect and whiten."""

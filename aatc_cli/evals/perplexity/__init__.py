@@ -1,0 +1,1 @@
+"""Perplexity with the compressed cache."""

@@ -1,0 +1,1 @@
+"""RULER, by generation."""

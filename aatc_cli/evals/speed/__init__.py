@@ -1,0 +1,1 @@
+"""Time of prefill and decode beside the model's own cache."""

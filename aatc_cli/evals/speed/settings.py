@@ -1,0 +1,33 @@
+"""What speed is asked: sizes, repeats, and of a profile alone what else is timed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from aatc_cli.config import Settings as _Base
+
+_Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(_Base):
+    """Every context with every batch, each measured ``repeats`` times. The last two are of a profile alone."""
+
+    context: tuple[_Positive, ...] = Field(
+        (), strict=False, description="Tokens in the cache. Default: 2048, or 8192 of a profile alone."
+    )
+    batch: tuple[_Positive, ...] = Field((1,), strict=False, min_length=1, description="Sequences at once.")
+    repeats: int = Field(5, ge=1, description="Times each size is measured.")
+    whole_model: bool = Field(False, description="Time whole decode steps too, random weights (profile alone).")
+    groups: str = Field("heads", description="Head groups: heads (fused kernels), all, or a number (profile alone).")
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens in the cache of a model."""
+        return self.context or (2048,)
+
+    @property
+    def geometry_contexts(self) -> tuple[int, ...]:
+        """Tokens in the cache of a profile alone."""
+        return self.context or (8192,)

@@ -1,0 +1,1 @@
+"""How much a method owes to the windows it was calibrated on."""

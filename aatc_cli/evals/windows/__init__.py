@@ -1,0 +1,1 @@
+"""What the tasks share that score windows of held-out text."""

@@ -1,0 +1,39 @@
+"""Which windows of which texts are scored, and from which position on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from aatc_cli.config import Settings
+
+TEXT = "builtin:python-docs-test"
+
+
+class WindowSettings(Settings):
+    """What the tasks share that score windows of held-out text."""
+
+    text: tuple[str, ...] = Field(
+        (TEXT,), strict=False, min_length=1, description="Held-out text, as for collect; one file of results each."
+    )
+    length: int = Field(1024, ge=2, description="Tokens per window.")
+    limit: int = Field(4, ge=0, description="Windows per text; 0 is all.")
+    first: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="First scored position. Default: 512, or half a window."
+    )
+
+    @property
+    def first_position(self) -> int:
+        """First scored position of a window."""
+        return self.first if self.first is not None else self.default_first
+
+    @property
+    def default_first(self) -> int:
+        """What it is where none is asked for: where a cache of the usual windows has packed tokens."""
+        return min(512, self.length // 2)
+
+    @property
+    def measured_queries(self) -> int | None:
+        """Query positions measured per window, of a task that measures some; None where it scores all."""
+        return None
