@@ -8,7 +8,6 @@ import torch
 
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.sites import Library, Sites
 
@@ -51,19 +50,11 @@ def simulated_codecs(
     first = plan.recipe.choices.codecs(sites, device)
     if plan.classes.count == 1:
         return first
-    of_classes = [
-        [
-            {side: codecs[side].with_bits(torch.tensor(widths[side]).to(device)) for side in SIDES}
-            for codecs, widths in zip(first, plan.class_bits(k), strict=True)
-        ]
-        for k in range(plan.classes.count)
-    ]
-    return [
-        {
-            side: RatedCodec(
-                tuple(of_class[layer][side] for of_class in of_classes), torch.from_numpy(thresholds.copy()).to(device)
-            )
-            for side in SIDES
-        }
-        for layer, thresholds in enumerate(plan.classes.thresholds)
-    ]
+    kind, classes = plan.recipe.choices.classes, plan.classes
+
+    def coded(layer: int, side: Side) -> Any:
+        bits = torch.tensor([plan.class_bits(k)[layer][side] for k in range(classes.count)]).to(device)
+        thresholds = torch.from_numpy(classes.thresholds[layer].copy()).to(device)
+        return kind.codec(plan.recipe, first[layer][side], bits, thresholds)
+
+    return [{side: coded(layer, side) for side in SIDES} for layer in range(plan.geometry.layers)]

@@ -22,7 +22,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 from torch import Tensor
 
-from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM
+from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM, restoring_gain
 from aatc_cli.core.scales import rounded_scale
 
 LLOYD_BITS = 7
@@ -72,13 +72,17 @@ def uniform_step(bits: int) -> float:
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbours among the coded channels that share a width: thresholds between their levels, or one step."""
+    """Neighbours among the coded channels that share a width: thresholds between their levels, or one step.
+
+    gain: what levels are multiplied with when codes are read; the search for a scale and codes goes by the levels.
+    """
 
     channels: slice
     width: int
     thresholds: Tensor
     points: Tensor
     step: float
+    gain: float = 1.0
 
     def nearest(self, z: Tensor) -> Tensor:
         """Indices of the levels nearest to ``z``, in z's dtype."""
@@ -94,10 +98,11 @@ class Span:
         return found
 
     def values(self, index: Tensor) -> Tensor:
-        """The levels of indices."""
+        """What indices are read as: levels times the gain."""
         if self.step:
-            return (index - (2.0 ** (self.width - 1) - 0.5)) * self.step
-        return self.points[index.to(torch.int64)]
+            return (index - (2.0 ** (self.width - 1) - 0.5)) * (self.step * self.gain)
+        found = self.points[index.to(torch.int64)]
+        return found if self.gain == 1.0 else found * self.gain
 
     def rounded(self, z: Tensor) -> Tensor:
         """Magnitudes of the levels nearest to ``z`` >= 0: levels lie evenly about zero, so half of them will do."""
@@ -128,17 +133,18 @@ class Tables:
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False) -> Tables:
+    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False, restored: float = 0.0) -> Tables:
         """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``.
 
-        uniform: evenly spaced levels at every width.
+        uniform: evenly spaced levels at every width. restored: share of the lost size that reading gives back.
         """
         widths: list[int] = bits.tolist()
         order = sorted((place for place, width in enumerate(widths) if width), key=lambda place: widths[place])
         spans, start = [], 0
         for width in sorted(set(widths) - {0}):
             stop = start + widths.count(width)
-            spans.append(_span(slice(start, stop), width, like, uniform or width > LLOYD_BITS))
+            gain = restoring_gain((DISTORTION_UNIFORM if uniform else DISTORTION)[width], restored)
+            spans.append(_span(slice(start, stop), width, like, uniform or width > LLOYD_BITS, gain))
             start = stop
         half = torch.where(bits > 0, torch.exp2(bits.to(torch.float64) - 1), 0.0)
         places = torch.tensor(order, dtype=torch.int64, device=like.device)
@@ -171,12 +177,12 @@ class Tables:
         return found
 
 
-def _span(channels: slice, width: int, like: Tensor, even: bool) -> Span:
+def _span(channels: slice, width: int, like: Tensor, even: bool, gain: float) -> Span:
     if even:
         none = torch.zeros(0).to(like)
-        return Span(channels, width, none, none, uniform_step(width))
+        return Span(channels, width, none, none, uniform_step(width), gain)
     points = levels(width)
-    return Span(channels, width, ((points[1:] + points[:-1]) / 2).to(like), points.to(like), 0.0)
+    return Span(channels, width, ((points[1:] + points[:-1]) / 2).to(like), points.to(like), 0.0, gain)
 
 
 def quantize(

@@ -184,6 +184,11 @@ class LayerStats:
             with wide_products(gradients):
                 total[place] += (groups.mT @ groups).transpose(0, 1)
 
+    @property
+    def ranked(self) -> bool:
+        """Whether gradients were added by rank."""
+        return bool(self.k_ranks.any())
+
     def rank_costs(self, side: Side, decode: Tensor, shrinkage: float) -> Tensor:
         """What noise in a latent channel costs for tokens of each group of ranks, relative to the average token.
 

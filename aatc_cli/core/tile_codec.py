@@ -10,15 +10,20 @@ from torch import Tensor
 
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.transform import decode
 
 
 @dataclass(frozen=True)
 class TileCodec:
-    """Codes of one site for tokens of n classes. codec: transform and quantizer; bits [n, C] in place of its widths."""
+    """Codes of one site for tokens of n classes, which ``rule`` tells apart.
+
+    codec: transform and quantizer; bits [n, C] in place of its widths.
+    """
 
     codec: TransformCodec
     bits: Tensor
+    rule: TileRule
 
     @property
     def classes(self) -> int:
@@ -56,4 +61,4 @@ class TileCodec:
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TileCodec:
         """Move to a device, matrices and scales in ``dtype``."""
-        return TileCodec(self.codec.to(device, dtype), self.bits.to(device))
+        return TileCodec(self.codec.to(device, dtype), self.bits.to(device), self.rule)

@@ -245,7 +245,7 @@ def test_classes_side_by_side_are_those_alone(quantizer):
     )
     bits = torch.from_numpy(random.integers(0, 5, (3, 16)))
     bits[0, 8:] = 0
-    tiles, x = TileCodec(codec, bits), normal(2, 30, 16, seed=4)
+    tiles, x = TileCodec(codec, bits, TileRule((32, 16, 16))), normal(2, 30, 16, seed=4)
     found = tiles.reconstruct(x)
     for k in range(3):
         assert torch.equal(found[k], codec.with_bits(bits[k]).reconstruct(x))

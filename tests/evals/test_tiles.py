@@ -42,7 +42,7 @@ def codecs_of(bits: tuple[int, ...], groups: int, quantizer: str = "lloyd") -> l
             encode = torch.randn(groups, size, size, generator=generator, dtype=torch.float64) + 3 * torch.eye(size)
             ones = torch.ones(32, dtype=torch.float64)
             codec = TransformCodec(encode, torch.linalg.inv(encode), ones, ones.long(), ones, quantizer)
-            sides[side] = TileCodec(codec, torch.tensor(bits)[:, None].expand(-1, 32).contiguous())
+            sides[side] = TileCodec(codec, torch.tensor(bits)[:, None].expand(-1, 32).contiguous(), RULE)
         found.append(sides)
     return found
 

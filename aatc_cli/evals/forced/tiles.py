@@ -22,13 +22,26 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.exact_rows import as_held
-from aatc_cli.evals.forced.teacher_forced import check_rows
+from aatc_cli.evals.forced.teacher_forced import Method, check_rows
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
 TileCodecs = Mapping[Side, TileCodec]
 # told of every layer: the classes [B, orders, P] of its packed tokens
 OnClasses = Callable[[int, Tensor], None]
+
+
+def tile_codecs(method: Method) -> list[dict[Side, TileCodec]]:
+    """The codecs of a method whose caches are tiles."""
+    found: list[dict[Side, TileCodec]] = []
+    for layer in method.codecs:
+        sides: dict[Side, TileCodec] = {}
+        for side in SIDES:
+            codec = layer[side]
+            assert isinstance(codec, TileCodec)
+            sides[side] = codec
+        found.append(sides)
+    return found
 
 
 def tiled_logits(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from aatc_cli.core import Side
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.received import received_by_head, watched_lags
+from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received_bins import watched_lags
 from aatc_cli.core.stats import sample_rows
 from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.errors import AatcError
