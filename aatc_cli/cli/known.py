@@ -12,9 +12,7 @@ from aatc_cli.cli.options import JsonOption
 def list_known(
     kind: Annotated[
         Literal["recipes", "profiles", "studies", "models", "tasks"],
-        typer.Argument(
-            help="For --recipe, --profile, study and eval; models: the architectures of --model."
-        ),
+        typer.Argument(help="For --recipe, --profile, study and eval; models: the architectures of --model."),
     ],
     json: JsonOption = False,
 ) -> None:

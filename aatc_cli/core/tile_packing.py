@@ -46,16 +46,18 @@ class _Digits:
         digits = (codes[..., self.channel] >> self.shift) & (2**self.bits - 1)
         digits = torch.nn.functional.pad(digits, (0, self.planes * DIGITS - digits.shape[-1]))
         places = self.bits * torch.arange(DIGITS, device=codes.device)
-        words = (digits.unflatten(-1, (self.planes, DIGITS)) << places).sum(-1).transpose(-1, -2)
-        return words.to(_WORDS[self.bits]).contiguous().flatten(-2).view(torch.uint8)
+        words = (torch.unflatten(digits, -1, (self.planes, DIGITS)) << places).sum(-1).transpose(-1, -2)
+        found: Tensor = words.to(_WORDS[self.bits]).contiguous().flatten(-2).view(torch.uint8)
+        return found
 
     def unpack(self, data: Tensor, count: int, size: int) -> Tensor:
         """What these digits of ``count`` tokens add to their codes u [..., q, E] int64, from their bytes."""
-        words = data.contiguous().view(_WORDS[self.bits]).to(torch.int64).unflatten(-1, (self.planes, count))
+        words = torch.unflatten(data.contiguous().view(_WORDS[self.bits]).to(torch.int64), -1, (self.planes, count))
         places = self.bits * torch.arange(DIGITS, device=data.device)
         digits = ((words.transpose(-1, -2)[..., None] >> places) & (2**self.bits - 1)).flatten(-2)
         mine = digits[..., : self.channel.numel()] << self.shift
-        return mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, self.channel, mine)
+        found: Tensor = mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, self.channel, mine)
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,14 @@ class SidePacking:
         rows [..., orders, t]: the place in the tile of every row, rows lying by class (`core.tile_classes.rows_of`);
         one order, or one for every head group.
         """
-        by_group = latents.unflatten(-1, (self.codec.codec.groups, self.size)).transpose(-2, -3)
+        by_group = torch.unflatten(latents, -1, (self.codec.codec.groups, self.size)).transpose(-2, -3)
         index = rows.expand(*by_group.shape[:-1])[..., None].expand_as(by_group)
         ranked = by_group.gather(-2, index)
         pieces, start = [], 0
         for quantizer, parts, quota in zip(self.quantizers, self.classes, self.rule.quotas, strict=True):
             mine = ranked[..., start : start + quota, :].transpose(-2, -3).flatten(-2)
             codes, alpha = quantizer.quantize(mine)
-            whole = codes.to(torch.int64).unflatten(-1, (-1, self.size)) + self._half(quantizer.bits)
+            whole = torch.unflatten(codes.to(torch.int64), -1, (-1, self.size)) + self._half(quantizer.bits)
             for part in parts:
                 pieces += part.pack(whole[..., part.group, :], alpha[..., part.group])
             start += quota
@@ -145,7 +147,7 @@ class SidePacking:
                 codes[..., part.group, :], alpha[..., part.group] = part.unpack(data, self.size)
             signed = (codes - self._half(quantizer.bits)).flatten(-2).to(torch.int32)
             ranked.append(quantizer.dequantize(signed, alpha))
-        by_group = torch.cat(ranked, -2).unflatten(-1, (groups, self.size)).transpose(-2, -3)
+        by_group = torch.unflatten(torch.cat(ranked, -2), -1, (groups, self.size)).transpose(-2, -3)
         index = rows.expand(*by_group.shape[:-1])[..., None].expand_as(by_group)
         return torch.zeros_like(by_group).scatter_(-2, index, by_group).transpose(-2, -3).flatten(-2)
 
@@ -176,7 +178,7 @@ class TilePacking:
         orders = self.rule.orders(self.heads)
         if self.rule.classes == 1:
             return torch.zeros(*data.shape[:-1], orders, self.rule.tile, dtype=torch.int64, device=data.device)
-        head = data[..., : self.header].unflatten(-1, (orders, -1))
+        head = torch.unflatten(data[..., : self.header], -1, (orders, -1))
         return unpack_classes(head[..., : class_bits(self.rule.classes) * self.rule.tile // 8], self.rule.classes)
 
     def unpack(self, data: Tensor) -> tuple[dict[Side, Tensor], Tensor]:

@@ -29,7 +29,7 @@ def codec_of(rule: TileRule, groups: int, seed: int, scale_bits: int = 8, quanti
     ones = torch.ones(CHANNELS, dtype=torch.float64)
     variance = torch.rand(CHANNELS, generator=generator, dtype=torch.float64) + 0.5
     codec = TransformCodec(encode, torch.linalg.inv(encode), ones, bits[0], variance, quantizer, scale_bits=scale_bits)
-    return TileCodec(codec, bits)
+    return TileCodec(codec, bits, rule)
 
 
 def classes_of(rule: TileRule, lead: tuple[int, ...], seed: int = 5) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_digits_stand_where_the_description_says():
     bits = torch.tensor([[3, 0, 2, 1]])
     ones = torch.ones(4, dtype=torch.float64)
     eye = torch.eye(4, dtype=torch.float64)[None]
-    codec = TileCodec(TransformCodec(eye, eye, ones, bits[0], ones, "uniform", scale_bits=16), bits)
+    codec = TileCodec(TransformCodec(eye, eye, ones, bits[0], ones, "uniform", scale_bits=16), bits, rule)
     side = TilePacking({"k": codec, "v": codec}, rule, 1).sides["k"]
     part = side.classes[0][0]
     codes = torch.tensor([[0b101, 0, 0b11, 1], [0b010, 0, 0b01, 0]])
@@ -96,7 +96,7 @@ def test_full_planes_use_every_bit():
     bits = torch.full((1, 16), 3)
     ones = torch.ones(16, dtype=torch.float64)
     eye = torch.eye(16, dtype=torch.float64)[None]
-    codec = TileCodec(TransformCodec(eye, eye, ones, bits[0], ones, "uniform", scale_bits=16), bits)
+    codec = TileCodec(TransformCodec(eye, eye, ones, bits[0], ones, "uniform", scale_bits=16), bits, rule)
     part = TilePacking({"k": codec, "v": codec}, rule, 1).sides["k"].classes[0][0]
     data, _ = part.unpack(torch.full((part.stop,), 255, dtype=torch.uint8), 16)
     assert data.tolist() == [[7] * 16]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aatc_cli.stages.evaluate import EvalSettings, evaluate
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
@@ -23,7 +24,6 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.evaluate import EvalSettings, evaluate
 from aatc_cli.stages.whiten import Wanted, whiten
 
 RECIPE = load_recipe("loss-aware-tiles")

@@ -12,7 +12,6 @@ from torch import nn
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, geometry_of
@@ -53,7 +52,6 @@ def tiles_spec(
     model: nn.Module,
     layers: list[AttentionLayer],
     codecs: Sequence[Mapping[Side, TileCodec]],
-    rule: TileRule,
     window: Window,
     layout: CacheLayout | None,
     kind: Kind = "packed",
@@ -61,8 +59,11 @@ def tiles_spec(
     """The caches of tiles of ``codecs`` on ``model``: in float32 (float64 for a float64 model), on its device.
 
     Raises `AatcError` for codecs that do not fit the model, a window that is not exact, or one that does not leave by
-    whole tiles.
+    whole tiles, and for the fused kernels, which read other tiles.
     """
+    if kind == "fused":
+        raise AatcError("the fused kernels do not read tiles with classes yet", "use --cache packed")
+    rule = codecs[0]["k"].rule
     if not window.exact:
         raise AatcError("tiles hold no window of 8 bits yet", "use a window of 16 bits")
     if window.flush != rule.tile:
@@ -76,15 +77,16 @@ def tiles_spec(
     made = []
     for site, pair in zip(sites, codecs, strict=True):
         placed: dict[Side, TileCodec] = {side: pair[side].to(parameter.device, dtype) for side in SIDES}
-        _check(placed, site.layer, geometry.channels, geometry.kv_heads, rule)
+        _check(placed, site.layer, geometry.channels, geometry.kv_heads)
         held = PlainTiles(placed, rule, geometry.kv_heads) if kind == "simulated" else None
         biases = {"k": site.k_bias, "v": site.v_bias}
         made.append(TileLayer(site.layer, placed, biases, rule, geometry.kv_heads, held))  # type: ignore[arg-type]
     return CacheSpec.of(model, layers, TilesForm(tuple(made), window, parameter.dtype, kind), window, layout)
 
 
-def _check(codecs: Mapping[Side, TileCodec], layer: int, channels: int, heads: int, rule: TileRule) -> None:
+def _check(codecs: Mapping[Side, TileCodec], layer: int, channels: int, heads: int) -> None:
     for codec in codecs.values():
+        rule = codec.rule
         if codec.bits.shape != (rule.classes, channels):
             problem = f"layer {layer} has {channels} channels and {rule.classes} classes, its codec {codec.bits.shape}"
             raise AatcError(problem, "use a plan of this model")

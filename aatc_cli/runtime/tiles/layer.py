@@ -76,9 +76,11 @@ class TileLayer:
 
         received [b, orders, m t]: what attention the tokens received, by which they are ranked.
         """
-        classes = self.rule.classes_of(received, first, self.layer).unflatten(-1, (-1, self.rule.tile)).transpose(1, 2)
+        classes = torch.unflatten(
+            self.rule.classes_of(received, first, self.layer), -1, (-1, self.rule.tile)
+        ).transpose(1, 2)
         count = classes.shape[1]
-        by_tile = {side: debias(rows[side], self.biases[side]).unflatten(1, (count, -1)) for side in SIDES}
+        by_tile = {side: torch.unflatten(debias(rows[side], self.biases[side]), 1, (count, -1)) for side in SIDES}
         parts = []
         for start in range(0, count, _TILES):
             part = slice(start, start + _TILES)
@@ -92,7 +94,7 @@ class TileLayer:
         found = {}
         for side in SIDES:
             rows = rebias(decode(latents[side], self.codecs[side].codec.decode), self.biases[side]).flatten(1, 2)
-            found[side] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            found[side] = torch.unflatten(rows, -1, (self.heads, -1)).transpose(1, 2)
         dropped = None
         if self.dropped is not None:
             by_head = classes.transpose(1, 2).flatten(2).expand(-1, self.heads, -1)

@@ -31,13 +31,13 @@ class PlainTiles:
         """Latents [..., t, C] of both sides by place, and classes [..., orders, t], of tiles [..., nbytes]."""
         size = self.rule.tile * self.channels
         keys, values, classes = torch.split(
-            data.contiguous().view(self.dtype), (size, size, self.rule.tile * self.orders), -1
+            data.contiguous().view(self.dtype), [size, size, self.rule.tile * self.orders], -1
         )
         found: dict[Side, Tensor] = {
-            "k": keys.unflatten(-1, (self.rule.tile, -1)),
-            "v": values.unflatten(-1, (self.rule.tile, -1)),
+            "k": torch.unflatten(keys, -1, (self.rule.tile, -1)),
+            "v": torch.unflatten(values, -1, (self.rule.tile, -1)),
         }
-        return found, classes.unflatten(-1, (self.orders, -1)).to(torch.int64)
+        return found, torch.unflatten(classes, -1, (self.orders, -1)).to(torch.int64)
 
     def _given_back(self, side: Side, latents: Tensor, classes: Tensor) -> Tensor:
         codec = self.codecs[side]

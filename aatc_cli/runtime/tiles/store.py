@@ -203,7 +203,7 @@ class TileStore:
         high = min(softmax.first + softmax.count - first - place, near.shape[2])
         found = self.received.sums.new_zeros(*self.received.sums.shape[:2], near.shape[2])
         if high > low:
-            weights = softmax.shares(near[:, :, low:high], place + low).unflatten(2, (-1, softmax.count))
+            weights = torch.unflatten(softmax.shares(near[:, :, low:high], place + low), 2, (-1, softmax.count))
             queries = softmax.first + torch.arange(softmax.count, device=near.device)
             lag = queries[:, None] - place - torch.arange(low, high, device=near.device)
             watched = ((lag >= first) & (lag <= last)).to(weights.dtype)
