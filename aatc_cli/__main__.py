@@ -17,6 +17,9 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 def main() -> None:
     """Run ``aatc``. Exit codes: 0 done, 1 failed or check differs, 2 usage, 130 interrupted."""
+    if not _open_streams():
+        _complain("the standard output is closed, and what a command finds goes there", "end it with > /dev/null")
+        sys.exit(1)
     interrupts: list[int] = []
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -44,6 +47,9 @@ def main() -> None:
         distribution = _DISTRIBUTIONS.get(package, package.replace("_", "-"))
         _complain(f"the package {package} is not installed", f"pip install {distribution}")
         code = 1
+    except MemoryError:
+        _complain("the memory of this process is used up", "close other programs, raise its limit, or ask for less")
+        code = 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror or error}{where}", "check the path, its permissions and the space left on the disk")
@@ -60,6 +66,20 @@ def main() -> None:
     if code == _INTERRUPTED:
         _complain("interrupted", "run the same command again; collect continues from its last checkpoint")
     sys.exit(code)
+
+
+def _open_streams() -> bool:
+    """Whether there is a standard output. Each closed stream gets a place, lest a file of ours be opened as one."""
+    there = sys.stdout is not None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    return there
 
 
 def _run(interrupts: list[int]) -> int:

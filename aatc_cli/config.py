@@ -19,6 +19,8 @@ from pydantic import (
 from aatc_cli.errors import UsageError
 
 MAX_BITS = 16
+# of a context: more than any cache can hold, and counts of its bytes stay exact
+_MOST_TOKENS = 2**40
 
 
 class Settings(BaseModel):
@@ -141,7 +143,9 @@ class Budget(Settings):
 
     unit: Literal["bits", "ratio", "bytes"]
     value: float = Field(gt=0)
-    context: int | None = Field(None, ge=1, description="tokens at which a ratio or a byte size must hold")
+    context: int | None = Field(
+        None, ge=1, le=_MOST_TOKENS, description="tokens at which a ratio or a byte size must hold"
+    )
 
     @model_validator(mode="after")
     def _unit_fits(self) -> Self:

@@ -80,11 +80,12 @@ def load_named(kind: Literal["models", "recipes", "studies"], name: str, model: 
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         return model.model_validate(raw)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AatcError(f"{noun} {path.name} is not valid TOML: {error}", "mend the file") from error
     except ValidationError as error:
         hint = "mend the field named; unknown fields are errors"
         raise AatcError(f"{noun} {path.name}: {explain(error)}", hint) from error
+    except (ValueError, RecursionError) as error:
+        # not only what tomllib calls its own: numbers of too many digits, bytes that are no text
+        raise AatcError(f"{noun} {path.name} is not valid TOML: {error}", "mend the file") from error
 
 
 def explain(error: ValidationError) -> str:

@@ -36,8 +36,16 @@ from aatc_cli.stages.inspecting.stats_size import stats_bytes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-MATH, FORMAT, PIPELINE, CI = (DOCS / f"{name}.md" for name in ("math", "format", "pipeline", "ci"))
-PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+CI = DOCS / "ci.md"
+
+
+def book(name: str) -> str:
+    """Text of a page and of those in the folder of its name."""
+    return "\n".join(page.read_text("utf-8") for page in (DOCS / f"{name}.md", *sorted((DOCS / name).glob("*.md"))))
+
+
+MATH, FORMAT, PIPELINE = (book(name) for name in ("math", "format", "pipeline"))
+PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
 COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
 # words that start or separate commands in the shell; a command line ends at the first of the separators
@@ -89,8 +97,8 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def named(page: Path, name: str) -> bool:
-    return f"`{name}`" in page.read_text("utf-8")
+def named(text: str, name: str) -> bool:
+    return f"`{name}`" in text
 
 
 @pytest.mark.parametrize("name", [*available("recipes"), *available("models")])
@@ -100,7 +108,7 @@ def test_every_profile_is_documented(name):
 
 @pytest.mark.parametrize("name", available("recipes"))
 def test_recipe_table_states_the_axes(name):
-    row = next(line for line in PIPELINE.read_text("utf-8").splitlines() if line.startswith(f"| `{name}` | "))
+    row = next(line for line in PIPELINE.splitlines() if line.startswith(f"| `{name}` | "))
     recipe = load_recipe(name)
     protect = recipe.protect
     extras = f" (+{protect.key_extra:g}, +{protect.value_extra:g})" if protect.layers else ""
@@ -114,11 +122,11 @@ def test_model_table_states_the_geometry(name):
     profile = load_model_profile(name)
     g = profile.geometry
     row = f"| `{name}` | {g.layers} | {g.heads} | {g.kv_heads} | {g.head_dim} | {profile.head_groups} | "
-    assert row in PIPELINE.read_text("utf-8")
+    assert row in PIPELINE
 
 
 def test_code_references_resolve():
-    references = REFERENCE.findall(MATH.read_text("utf-8"))
+    references = REFERENCE.findall(MATH)
     assert len(references) > 50
     for file, name in references:
         module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
@@ -135,7 +143,7 @@ def test_a_wrong_code_reference_would_be_seen():
 
 
 def test_all_of_the_mathematics_is_documented():
-    described = set(REFERENCE.findall(MATH.read_text("utf-8")))
+    described = set(REFERENCE.findall(MATH))
     missing = []
     for path in sorted((Path(aatc_cli.__file__).parent / "core").glob("*.py")):
         module = importlib.import_module(f"aatc_cli.core.{path.stem}".removesuffix(".__init__"))
@@ -147,7 +155,7 @@ def test_all_of_the_mathematics_is_documented():
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_resolve(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -161,8 +169,8 @@ def test_relative_links_resolve(page):
 
 def test_documented_commands_parse():
     commands = []
-    for page in (MATH, FORMAT, PIPELINE):
-        for block in fences(page.read_text("utf-8"), "console", "bash", "sh", "make"):
+    for text in (MATH, FORMAT, PIPELINE, (DOCS / "tutorial.md").read_text("utf-8")):
+        for block in fences(text, "console", "bash", "sh", "make"):
             commands += aatc_commands(block)
     for arguments in commands:
         parse(arguments)
@@ -216,8 +224,8 @@ def test_a_wrong_command_would_be_seen(line):
 
 def test_every_command_has_a_section():
     assert set(COMMANDS) == set(typer.main.get_command(app).commands)
-    headings = re.findall(r"^## (\w+)$", PIPELINE.read_text("utf-8"), re.M)
-    assert [name for name in headings if name in COMMANDS] == list(COMMANDS)
+    headings = re.findall(r"^## (\w+)$", PIPELINE, re.M)
+    assert sorted(name for name in headings if name in COMMANDS) == sorted(COMMANDS)
 
 
 def test_every_environment_variable_is_documented():
@@ -270,7 +278,7 @@ def test_every_tensor_of_stats_is_documented():
 
 
 def test_digest_snippet_recomputes_the_digest(tmp_path):
-    [snippet] = fences(FORMAT.read_text("utf-8"), "python")
+    [snippet] = fences(FORMAT, "python")
     assert len(snippet.splitlines()) == 5
     geometry = Geometry(layers=1, heads=2, kv_heads=1, head_dim=2, hidden_size=4)
     model = ModelIdentity(
@@ -294,9 +302,7 @@ def test_digest_snippet_recomputes_the_digest(tmp_path):
 
 def test_papers_compression_table_is_the_byte_law():
     rows = re.findall(
-        r"^\| (Llama-3\.1-8B|Qwen2\.5-7B)-Instruct \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
-        MATH.read_text("utf-8"),
-        re.M,
+        r"^\| (Llama-3\.1-8B|Qwen2\.5-7B)-Instruct \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", MATH, re.M
     )
     assert len(rows) == 10
     for name, bits, paper, ours, share in rows:
@@ -316,13 +322,13 @@ def test_worked_example_is_the_byte_law():
         "float16 cache": f"{layout.reference_bytes(8192):,}",
         **{cause: f"{count:,}" for cause, count in causes.items()},
     }
-    text = MATH.read_text("utf-8")
+    text = MATH
     for cause, count in rows.items():
         assert re.search(rf"^\| {re.escape(cause)} \| .* \| {re.escape(count)} \|$", text, re.M), cause
 
 
 def test_memory_of_the_largest_profile_is_as_stated():
-    page = " ".join(PIPELINE.read_text("utf-8").split())
+    page = " ".join(PIPELINE.split())
     stated = re.search(r"For Llama 3\.1 70B \(80 layers, 1024 channels\) the sums and rows take ([\d.]+) GB", page)
     geometry = load_model_profile("llama-3.1-70b-instruct").geometry
     assert (geometry.layers, geometry.channels) == (80, 1024)

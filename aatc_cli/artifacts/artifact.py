@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from aatc_cli.artifacts.disk import flush, replace_directory, unwritable, write_text
+from aatc_cli.artifacts.disk import flush, replace_directory, temporary_beside, unwritable, write_text
 from aatc_cli.artifacts.manifest import (
     MANIFEST,
     REMEDY,
@@ -30,13 +30,18 @@ from aatc_cli.artifacts.manifest import (
     differences,
     read_manifest,
 )
-from aatc_cli.artifacts.tensor_file import TensorFile, dtype_name, tensor_digest
+from aatc_cli.artifacts.tensor_file import DTYPES, TensorFile, dtype_name, tensor_digest
 from aatc_cli.config import Geometry
 from aatc_cli.console import detail
-from aatc_cli.errors import ArtifactError, SettingsMismatchError
+from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# bytes of the header of a safetensors file, in front of its tensors, which the format allows at most
+_LARGEST_HEADER = 100_000_008
+_SIZES = {name: np.dtype(name).itemsize for name in DTYPES if name != "bfloat16"} | {"bfloat16": 2}
 
 
 class ArtifactWriter:
@@ -49,14 +54,13 @@ class ArtifactWriter:
     def __init__(self, path: Path, kind: Kind) -> None:
         self.path = path
         self.kind = kind
-        self._temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
+        self._temporary = temporary_beside(path, "tmp")
         self._made: list[Path] = []
         self._file = TensorFile(self._temporary / TENSORS)
         self._entries: dict[str, TensorEntry] = {}
         self._manifest: Manifest | None = None
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self._temporary, ignore_errors=True)
         self._made = [folder for folder in self._temporary.parents if not folder.exists()]
         self._temporary.mkdir(parents=True)
         return self
@@ -148,6 +152,8 @@ class Artifact:
                 tensor = handle.get_tensor(name)
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise self.damaged(f"tensor {name!r} cannot be read: {error}") from error
+        except MemoryError as error:
+            raise _too_large(self.path, f"tensor {name!r}") from error
         if dtype_name(tensor) != entry.dtype or tensor_digest(tensor) != entry.sha256:
             raise self.damaged(f"tensor {name!r} does not match its recorded hash")
         return tensor
@@ -242,15 +248,31 @@ def open_artifact(path: Path, kind: Kind) -> Artifact:
     data = path / TENSORS
     if data.is_symlink() or not data.is_file():
         raise damaged(path, kind, f"{TENSORS} is missing or not a regular file")
+    # before it is opened: a file of holes may claim more than the memory
+    size, least = data.stat().st_size, sum(_bytes(path, kind, entry) for entry in manifest.tensors.values())
+    if size > least + _LARGEST_HEADER:
+        raise damaged(path, kind, f"{TENSORS} cannot be read: of its {size:,} bytes tensors take {least:,}")
     try:
         with safe_open(data, framework="numpy") as handle:
             names = set(handle.keys())
     except (SafetensorError, OSError) as error:
         raise damaged(path, kind, f"{TENSORS} cannot be read: {error}") from error
+    except MemoryError as error:
+        raise _too_large(path, TENSORS) from error
     if names != set(manifest.tensors):
         raise damaged(path, kind, f"{TENSORS} does not hold the tensors that the manifest lists")
     detail(f"read {kind} {path} ({manifest.digest[:12]}), {len(names)} tensors in {data.stat().st_size:,} bytes")
     return Artifact(path, manifest)
+
+
+def _bytes(path: Path, kind: Kind, entry: TensorEntry) -> int:
+    if entry.dtype not in _SIZES or any(length < 0 for length in entry.shape):
+        raise damaged(path, kind, f"its manifest lists a tensor of {entry.dtype} {list(entry.shape)}")
+    return math.prod(entry.shape) * _SIZES[entry.dtype]
+
+
+def _too_large(path: Path, what: str) -> AatcError:
+    return AatcError(f"{what} of {path} does not fit into the memory of this process", "raise its limit of memory")
 
 
 def unchanged(path: Path, kind: Kind, wanted: Mapping[str, Any], *, force: bool) -> Manifest | None:

@@ -1,16 +1,46 @@
-"""How files come to lie on a disk, whole or not at all, and how small ones of ours are read."""
+"""Files of a run: written whole or not at all under names that nobody guesses, read without following links."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, ArtifactError
 
 # a manifest of the largest models takes a few hundred KiB
 _LARGEST_RECORD = 1 << 26
+# what a writer that was killed may have left: half-written, or moved aside for it; the mark and the random digits tell
+# them from files of a user
+LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<what>tmp|old)-aatc-[0-9a-f]{16}")
+_CLOSED = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def temporary_beside(path: Path, what: Literal["tmp", "old"]) -> Path:
+    """A hidden name beside ``path`` that nothing has: for what is to become it, or for what it was."""
+    return path.with_name(f".{path.name}.{what}-aatc-{secrets.token_hex(8)}")
+
+
+def within(root: Path, path: Path) -> Path:
+    """``path``; raises `ArtifactError` when it is not below ``root``, or a part of it there is a symbolic link.
+
+    How ``root`` itself is reached is the user's affair.
+    """
+    parts = path.relative_to(root).parts if path.is_relative_to(root) else ("..",)
+    if ".." in parts:
+        raise ArtifactError(f"{path} leads out of the run directory {root}", "name it by an option")
+    place = root
+    for part in parts:
+        place = place / part
+        if place.is_symlink():
+            problem = f"{place} is a symbolic link, which may lead out of the run directory {root}"
+            raise ArtifactError(problem, "put the folder itself in its place, or name it by an option")
+    return path
 
 
 def read_record(path: Path) -> str:
@@ -21,19 +51,26 @@ def read_record(path: Path) -> str:
     """
     if path.is_symlink():
         raise ValueError("it is a symbolic link")
-    if not path.is_file():
-        raise ValueError("it is not a regular file")
-    if path.stat().st_size > _LARGEST_RECORD:
-        raise ValueError(f"it is larger than {_LARGEST_RECORD >> 20} MiB")
-    return path.read_text(encoding="utf-8")
+    # a pipe is opened without waiting for who writes into it
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _CLOSED)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a regular file")
+        if found.st_size > _LARGEST_RECORD:
+            raise ValueError(f"it is larger than {_LARGEST_RECORD >> 20} MiB")
+        return file.read(_LARGEST_RECORD).decode("utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` whole or not at all, and flush it to disk; raises `AatcError` as the disk does."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = temporary_beside(path, "tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        flush(temporary)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED, 0o666)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
         os.replace(temporary, path)
         _flush_folder(path.parent)
     except BaseException as failure:
@@ -46,7 +83,7 @@ def write_text(path: Path, text: str) -> None:
 
 def replace_directory(source: Path, target: Path) -> None:
     """Move the finished directory ``source`` to ``target``, replacing what is there; on failure that stays."""
-    retired = target.parent / f".{target.name}.old-{os.getpid()}"
+    retired = temporary_beside(target, "old")
     _flush_folder(source)
     try:
         if target.exists():

@@ -133,6 +133,11 @@ class Evaluation(Measurement):
     perplexity: float | None = None
     perplexity_stderr: float | None = None
     perplexity_reference: float | None = None
+    calibration_share: float | None = Field(
+        None,
+        description="share of the scored text's tokens that is calibration text of the plan, 0 to 1: such figures "
+        "flatter it; null where none can tell",
+    )
     class_shares: list[float] | None = Field(
         None, description="with token rates, share of every class among packed tokens, on average over layers"
     )

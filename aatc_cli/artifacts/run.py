@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aatc_cli.artifacts.disk import within
 from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.artifacts.manifest import MANIFEST
 from aatc_cli.config import Budget
 from aatc_cli.errors import ArtifactError, UsageError
 
+# of everything that is named: no slash, nothing hidden
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
+# of an evaluation in the run, or in that of Stats of a study
+EVALUATION = rf"(studies/{NAME}/)?evals/{NAME}\.json"
 _FOLDERS = ("transforms", "plans", "evals", "report", "stability", "studies")
 
 
@@ -26,10 +30,10 @@ class Run:
 
     def stats(self, name: str = "stats") -> Path:
         """Directory of the Stats called ``name``; raises `UsageError` for a name that leads elsewhere."""
-        if name in _FOLDERS or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is None:
+        if name in _FOLDERS or re.fullmatch(NAME, name) is None:
             raise UsageError(
                 f"{name!r} cannot be the name of Stats",
-                f"use letters, digits, '.', '_' and '-', and none of {', '.join(_FOLDERS)}",
+                f"use letters, digits, '.', '_', '+' and '-', and none of {', '.join(_FOLDERS)}",
             )
         return self._own(self.root / name)
 
@@ -44,7 +48,7 @@ class Run:
 
     def transform(self, name: str) -> Path:
         """Directory of a Transform by its name (`methods.recipe.transform_name`: "whiten", "metric-keys-per-head")."""
-        return self._own(self.root / "transforms" / name)
+        return self._own(self.root / "transforms" / _named(name))
 
     def transforms(self) -> list[Path]:
         """Directories of all transforms, in name order."""
@@ -52,7 +56,7 @@ class Run:
 
     def plan(self, recipe: str, budget: Budget) -> Path:
         """Directory of the Plan of a recipe at a budget."""
-        return self._own(self.root / "plans" / f"{recipe}-{budget.label}")
+        return self._own(self.root / "plans" / _named(f"{recipe}-{budget.label}"))
 
     def plans(self) -> list[Path]:
         """Directories of all plans, in name order."""
@@ -65,12 +69,18 @@ class Run:
 
     def within(self, folder: Literal["stability", "studies"], stats: str) -> Run:
         """The run of artifacts made from the Stats called ``stats`` alone, for a comparison or a study."""
-        return Run(self._own(self.root / folder / stats))
+        return Run(self._own(self.root / folder / _named(stats)))
 
     @property
     def evals(self) -> Path:
         """Folder of the evaluation files."""
         return self._own(self.root / "evals")
+
+    def evaluation(self, name: str) -> Path:
+        """The evaluation file that a study calls by its path from here; raises `ArtifactError` for any other file."""
+        if re.fullmatch(EVALUATION, name) is None:
+            raise ArtifactError(f"{name!r} is no evaluation of the run {self.root}", "run the study again with --force")
+        return self._own(self.root / name)
 
     @property
     def report(self) -> Path:
@@ -78,20 +88,22 @@ class Run:
         return self._own(self.root / "report")
 
     def _own(self, path: Path) -> Path:
-        """``path``; raises `ArtifactError` when symbolic links lead from it out of the run."""
-        place, root = (Path(os.path.realpath(each)) for each in (path, self.root))
-        if not place.is_relative_to(root):
-            problem = f"{path} leads out of the run directory {self.root} by a symbolic link"
-            raise ArtifactError(problem, "put the folder itself in its place, or name it by an option")
-        return path
+        """``path``; raises `ArtifactError` when it is not of the run, or a part of it is a symbolic link."""
+        return within(self.root, path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for writing; raises `AatcError` naming the process that already does."""
         with locked(self.root, wait=False):
-            for folder in (self.root, self.root / "plans", self.root / "transforms"):
+            for folder in (self.root, self._own(self.root / "plans"), self._own(self.root / "transforms")):
                 sweep(folder)
             yield
+
+
+def _named(name: str) -> str:
+    if re.fullmatch(NAME, name) is None:
+        raise ArtifactError(f"{name!r} cannot be the name of an artifact", "use letters, digits, '.', '_', '+' and '-'")
+    return name
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from aatc_cli.artifacts.evaluation import SCHEMA_VERSION, read_sealed, write_sealed
 from aatc_cli.artifacts.locking import locked
+from aatc_cli.artifacts.run import EVALUATION, NAME, Run
 from aatc_cli.config import Settings
 from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import explain
@@ -45,9 +46,11 @@ class StudyCell(Settings):
     context: int | None = Field(None, description="tokens of prompt and answer (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of the benchmark that were asked")
     file: str | None = Field(
+        None, pattern=f"^{EVALUATION}$", description="the evaluation's file, from the run directory"
+    )
+    protocol: str | None = Field(
         None,
-        pattern=r"^(studies/[^/]+/)?evals/[^/]+\.json$",
-        description="the evaluation's file, from the run directory",
+        description="digest of the evaluation's protocol, the same in all cells of a column; null before version 3",
     )
     reason: str | None = Field(None, description="why there is no evaluation")
     left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
@@ -67,7 +70,7 @@ class StudyResult(Settings):
     """All cells of a study that were run or tried so far."""
 
     schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
-    study: str
+    study: str = Field(pattern=f"^{NAME}$")
     summary: str
     model: str
     model_fingerprint: str
@@ -104,7 +107,7 @@ class StudyResult(Settings):
 
 def study_path(root: Path, study: str) -> Path:
     """File of a study's result in the run at ``root``."""
-    return root / "studies" / f"{study}.json"
+    return Run(root).studies / f"{study}.json"
 
 
 def write_study(root: Path, result: StudyResult) -> None:
@@ -129,14 +132,18 @@ def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult],
 def read_study(path: Path) -> StudyResult:
     """Read one result; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        return StudyResult.model_validate(read_sealed(path, "run aatc study again with --force"))
+        result = StudyResult.model_validate(read_sealed(path, "run aatc study again with --force"))
     except ValidationError as error:
         problem = f"{path} is not a valid study result: {explain(error)}"
         raise ArtifactError(problem, "run aatc study again with --force") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "run aatc study again with --force") from error
+    if result.study != path.stem:
+        problem = f"{path} is not a valid study result: it is one of the study {result.study}"
+        raise ArtifactError(problem, "run aatc study again with --force")
+    return result
 
 
 def read_studies(root: Path) -> list[StudyResult]:
     """All study results of the run at ``root``, in name order."""
-    return [read_study(path) for path in sorted((root / "studies").glob("*.json"))]
+    return [read_study(path) for path in sorted(Run(root).studies.glob("*.json"))]

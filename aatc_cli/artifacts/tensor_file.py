@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # names of the safetensors format
-_DTYPES = {
+DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -83,7 +83,7 @@ class TensorFile:
         if size not in self._files:
             self._files[size] = self._stack.enter_context(self._part(size).open("wb"))
         self._files[size].write(data)
-        self._entries[size].append((name, tuple(tensor.shape), _DTYPES[dtype_name(tensor)], data.nbytes))
+        self._entries[size].append((name, tuple(tensor.shape), DTYPES[dtype_name(tensor)], data.nbytes))
 
     def finish(self) -> None:
         """Write the file and remove the parts; raises `OSError`."""

@@ -33,7 +33,9 @@ def allocate(
     budget: BudgetOption = None,
     ratio: RatioOption = None,
     size: BytesOption = None,
-    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens for --ratio and --bytes.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, max=2**40, help="Tokens for --ratio and --bytes.")
+    ] = None,
     transform: Annotated[Path | None, typer.Option("--transform", help="Transform. Default: the run's.")] = None,
     check: Annotated[
         Path | None,

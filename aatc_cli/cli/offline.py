@@ -85,7 +85,7 @@ def collect(
     """
     from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.stats import CollectSettings
-    from aatc_cli.cli.printing import print_artifact
+    from aatc_cli.cli.inspections import print_artifact
     from aatc_cli.stages.collect import collect as stage
     from aatc_cli.stages.collecting.settings import CollectOptions
 
@@ -160,7 +160,7 @@ def whiten(
 ) -> None:
     """Turn Stats into encode and decode matrices, variances, weights and scales (Transform). No model is needed."""
     from aatc_cli.artifacts.run import Run
-    from aatc_cli.cli.printing import print_artifact
+    from aatc_cli.cli.inspections import print_artifact
     from aatc_cli.profiles import load_recipe
     from aatc_cli.stages.whiten import Wanted
     from aatc_cli.stages.whiten import whiten as stage

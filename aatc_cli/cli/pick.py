@@ -18,7 +18,9 @@ def pick(
         typer.Option("--text", help="Text that it must hold on, as evaluated; repeatable. Default: every one."),
     ] = None,
     recipe: RecipeOption = None,
-    context: Annotated[int, typer.Option("--context", min=1, help="Tokens at which bytes are compared.")] = 8192,
+    context: Annotated[
+        int, typer.Option("--context", min=1, max=2**40, help="Tokens at which bytes are compared.")
+    ] = 8192,
     json: JsonOption = False,
 ) -> None:
     """Print the path of the smallest plan of the run whose measured KL is low enough.

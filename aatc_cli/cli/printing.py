@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import typer
 
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.console import print_json, print_table
 from aatc_cli.evals import Task
-
-
-def print_artifact(path: Path, digest: str, json: bool) -> None:
-    """Where an artifact was written, and its digest."""
-    if json:
-        print_json({"path": str(path), "digest": digest})
-    else:
-        typer.echo(f"{path} {digest}")
 
 
 def print_results(task: Task, results: Sequence[Measurement], json: bool) -> None:

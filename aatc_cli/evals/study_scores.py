@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_measurement
+from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 
@@ -27,7 +28,7 @@ class Score:
 
 def cell_evaluation(root: Path, cell: StudyCell) -> Evaluation | BenchmarkResult | None:
     """What the cell's file holds; None where there is no file. Raises `ArtifactError` for one that is damaged."""
-    path = root / cell.file if cell.file else None
+    path = Run(root).evaluation(cell.file) if cell.file else None
     if path is None or not path.is_file():
         return None
     return read_measurement(path, BenchmarkResult) if path.name.startswith("benchmark.") else read_evaluation(path)

@@ -10,6 +10,7 @@ from aatc_cli.config import HeadGroups
 from aatc_cli.methods.choices import Choices
 from aatc_cli.methods.fields import GroupChoice, RecipeFields, chosen_groups
 from aatc_cli.methods.registry import (
+    ALLOCATORS,
     AXES,
     CLASSES,
     allocator_of,
@@ -76,7 +77,8 @@ class Recipe(RecipeFields):
         if not self.window.exact and not self.packed:
             raise ValueError("a window of 8 bits needs a packed quantizer")
         if self.pool == "joint" and (not choices.allocator.pools or self.protect.layers):
-            raise ValueError('pool "joint" needs allocator "waterfill" and no protected layers')
+            listed = " or ".join(f'"{one.name}"' for one in ALLOCATORS if one.pools)
+            raise ValueError(f'pool "joint" needs allocator {listed} and no protected layers')
         if self.pool == "joint" and choices.key_weight.in_nats != choices.value_weight.in_nats:
             raise ValueError('pool "joint" weighs both sides by "fisher" or neither: nothing else is in nats')
         uncalibrated = _expanded("transform", ("uncalibrated",))

@@ -124,7 +124,7 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         else:
             mixed = geometry.sliding_layers > 0
             rope = facts.rope_full if facts.rope_full is not None and (mixed or window.tokens is None) else facts.rope
-            layers.append(_site(sites, place, name, module, facts, geometry, rope, window.tokens, extras))
+            layers.append(_site(sites, place, (name, module), facts, geometry, rope, window.tokens, extras))
             sites += 1
     return layers
 
@@ -138,14 +138,14 @@ def _extras(module: Any, facts: Architecture) -> tuple[Tensor | None, float | No
 def _site(
     layer: int,
     place: int,
-    name: str,
-    module: Any,
+    attention: tuple[str, Any],
     facts: Architecture,
     geometry: Geometry,
     rope: RopeStyle,
     window: int | None,
     extras: tuple[Tensor | None, float | None],
 ) -> AttentionSite:
+    name, module = attention
     taps: dict[str, Tap] = {}
     biases: dict[str, Tensor | None] = {}
     for part, heads in (("q", geometry.heads), ("k", geometry.kv_heads), ("v", geometry.kv_heads)):

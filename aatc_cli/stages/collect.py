@@ -153,8 +153,10 @@ def _collected(task: _Task) -> Manifest | None:
         replace_directory(task.partial, task.target)
     _tell_cost(job, timer, stop - start, fisher_stop - fisher_start, task.target)
     if manifest is not None:
-        results = manifest.results
-        warn_of_rank(results["value_rank"], results["distinct_tokens"], task.identity.geometry.channels)
+        stats = Stats.open(task.target)
+        assert stats.value_rank is not None
+        assert stats.distinct_tokens is not None
+        warn_of_rank(stats.value_rank, stats.distinct_tokens, stats.geometry.channels)
     return manifest
 
 

@@ -13,6 +13,7 @@ from aatc_cli.artifacts.locking import locked, sweep
 from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, read_manifest, require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.study import read_studies
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.core import SIDES, Side
@@ -20,6 +21,7 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed.table import read_speed
 from aatc_cli.evals.stability.result import read_stability
 from aatc_cli.evals.study_scores import cell_evaluation
@@ -83,9 +85,10 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
     stability, speed = tuple(read_stability(run.evals)), tuple(read_speed(run.evals))
     memory = tuple(read_measurement(path, MemoryResult) for path in sorted(run.evals.glob("memory.*.json")))
     answers = tuple(read_measurement(path, BenchmarkResult) for path in sorted(run.evals.glob("benchmark.*.json")))
+    needles = tuple(read_measurement(path, NeedleResult) for path in sorted(run.evals.glob("needles.*.json")))
     plans = [Plan.open(path) for path in run.plans()]
-    measured = (*evaluations, *stability, *speed, *memory, *answers)
-    if not measured and not plans and not any((run.root / "studies").glob("*.json")):
+    measured = (*evaluations, *stability, *speed, *memory, *answers, *needles)
+    if not measured and not plans and not any(run.studies.glob("*.json")):
         raise AatcError(
             f"there is nothing to report in {run.root}: it holds no plans and no evaluations",
             "run aatc allocate and aatc eval first, or name the right directory with --run",
@@ -107,6 +110,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         speed=speed,
         memory=memory,
         answers=answers,
+        needles=needles,
     )
 
 
@@ -135,8 +139,8 @@ def _sources(run: Run) -> list[_Source]:
         manifest = read_manifest(path)
         if manifest.kind != "plan":
             what = path.name if manifest.kind == "stats" else f"transform {path.name}"
-            if manifest.kind == "stats" and isinstance(tokens := manifest.results.get("tokens"), int):
-                used[manifest.digest] = tokens
+            if manifest.kind == "stats":
+                used[manifest.digest] = Stats.open(path, unfinished=True).tokens
             counted = [used[d] for d in (manifest.digest, *manifest.inputs.values()) if d in used]
             use = TextUse(what, tuple(manifest.texts), counted[0] if len(set(counted)) == 1 else None)
             found.append(_Source(manifest.model, use))

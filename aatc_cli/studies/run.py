@@ -14,10 +14,11 @@ from typing import Any
 
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.artifacts.locking import locked
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, update_study
 from aatc_cli.console import say
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, SettingsMismatchError
 from aatc_cli.evals import find_task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
@@ -89,7 +90,7 @@ def run_study(
         forget = partial(_forgotten, run, choices.recipes) if options.force else lambda result: result
         known = {row.name: row for row in update_study(run.root, empty, forget).rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
-        with locked(run.root / "studies", ".plans.lock", wait=True):
+        with locked(run.studies, ".plans.lock", wait=True):
             entrants = Methods(run, known, options.force).entrants(study, choices.recipes)
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
@@ -106,8 +107,12 @@ def _forgotten(run: Run, recipes: tuple[str, ...], result: StudyResult) -> Study
     names = {row.name for row in result.rows if not recipes or row.recipe in recipes}
     for cell in result.cells:
         if cell.row in names and cell.file is not None:
-            (run.root / cell.file).unlink(missing_ok=True)
+            run.evaluation(cell.file).unlink(missing_ok=True)
     return result.model_copy(update={"cells": tuple(cell for cell in result.cells if cell.row not in names)})
+
+
+class MixedProtocolsError(SettingsMismatchError):
+    """Cells of one column would be of different windows, settings, dtypes or versions."""
 
 
 @dataclass
@@ -134,6 +139,8 @@ class _Sheet:
         """Run the stage; where it fails, on each half, so that one method cannot take the others with it."""
         try:
             self._run(members)
+        except MixedProtocolsError:
+            raise
         except Exception as error:  # anything a method may raise: running out of memory, a codec without a kernel, ...
             reason = reason_of(error, self.run.root)
             if len(members) == 1 or (isinstance(error, AatcError) and self._fails_for_all(members, reason)):
@@ -164,8 +171,20 @@ class _Sheet:
         for member, measured in zip(members, found, strict=True):
             path = (place.evals / measured.file_name).relative_to(self.run.root)
             left_out = getattr(measured, "left_out", {})
-            cells.append(self._cell(member, file=path.as_posix(), left_out=left_out))
+            protocol = None if measured.protocol is None else digest_of(measured.protocol)
+            cells.append(self._cell(member, file=path.as_posix(), left_out=left_out, protocol=protocol))
+        self._check_protocol(cells)
         self._put(cells)
+
+    def _check_protocol(self, cells: list[StudyCell]) -> None:
+        """Raise `MixedProtocolsError` where others of the column were measured on something else."""
+        for old in self.result.cells:
+            if old.column == cells[0].column and old.protocol not in (None, cells[0].protocol):
+                raise MixedProtocolsError(
+                    f"the study has {old.column} of {old.row} measured on something else ({old.file}, now "
+                    f"{cells[0].file}): one column would show both",
+                    "add --force to measure all of it anew, or give the study another name",
+                )
 
     def _cell(self, entrant: Entrant, **changes: object) -> StudyCell:
         return self.job.cell.model_copy(update={"row": entrant.row.name, **changes})

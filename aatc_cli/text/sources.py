@@ -7,15 +7,14 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.text.builtin import builtin_documents
+from aatc_cli.text.files import checked_file, decoded, is_json, reading
 
-GZIP_MAGIC = b"\x1f\x8b"
 HUB_FORM = "hf:dataset:config:split:field"
 FORMS = f"builtin:python-docs, path/to/file.txt, file.jsonl:field or {HUB_FORM}, each with an optional @weight"
 
@@ -106,11 +105,11 @@ def _builtin(source: TextSource) -> Iterator[str]:
 
 
 def _text_file(source: TextSource) -> Iterator[str]:
-    path = _checked_file(source)
-    with _reading(path):
+    path = checked_file(source.location, FORMS)
+    with reading(path):
         data = path.read_bytes()
-    text = _decoded(data, str(path))
-    if path.suffix.lower() == ".json" and _is_json(text):
+    text = decoded(data, str(path))
+    if path.suffix.lower() == ".json" and is_json(text):
         raise AatcError(
             f"{path} is one JSON document, whose brackets and field names are no text",
             "write JSON lines, one object a line, into a .jsonl file and name the field: file.jsonl:field",
@@ -118,21 +117,12 @@ def _text_file(source: TextSource) -> Iterator[str]:
     yield text
 
 
-def _is_json(text: str) -> bool:
-    """Whether ``text`` is one JSON document, or its first line is."""
-    for part in (text, text.lstrip().partition("\n")[0]):
-        with suppress(ValueError, RecursionError):
-            if isinstance(json.loads(part), list | dict):
-                return True
-    return False
-
-
 def _json_lines(source: TextSource) -> Iterator[str]:
-    path = _checked_file(source)
-    with _reading(path), open(path, "rb") as lines:
+    path = checked_file(source.location, FORMS)
+    with reading(path), open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             where = f"line {number} of {path}"
-            text = _decoded(line, where)
+            text = decoded(line, where)
             if not text.strip():
                 continue
             record = _json_object(text, where)
@@ -213,57 +203,3 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
 
 def _fields(record: Mapping[str, Any]) -> str:
     return f"the fields {', '.join(record)}" if record else "no fields"
-
-
-def _checked_file(source: TextSource) -> Path:
-    """The path of a file that can hold text; raises `AatcError` for one that is absent, empty or compressed."""
-    path = Path(source.location)
-    if os.path.isdir(path):
-        raise AatcError(
-            f"{path} is a folder, not a text file", f"give one file in it, or hf:{path}:default:train:text for all"
-        )
-    if not os.path.isfile(path):
-        if os.path.lexists(path):
-            what = "a link that leads nowhere" if os.path.islink(path) else "a pipe or a device"
-            raise AatcError(f"{path} is {what}, not a text file", "write the text into a file: it is read twice")
-        raise AatcError(f"there is no text file {path}", f"check the path, or write {FORMS}")
-    with _reading(path), open(path, "rb") as handle:
-        start = handle.read(len(GZIP_MAGIC))
-    if not start:
-        raise AatcError(f"the text file {path} is empty", "give a file that holds text")
-    if start == GZIP_MAGIC:
-        raise AatcError(f"{path} is compressed with gzip", f"decompress it first: gunzip -k {path}")
-    return path
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise AatcError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
-    except MemoryError as error:
-        size = os.path.getsize(path)
-        problem = f"the text file {path} of {size} bytes does not fit into memory"
-        raise AatcError(problem, "give a part of it, or JSON lines, which are read line by line") from error
-
-
-def _decoded(data: bytes, where: str) -> str:
-    """``data`` as UTF-8 without a byte order mark; line ends stay as they are."""
-    try:
-        text = data.decode("utf-8-sig")
-    except MemoryError as error:
-        problem = f"{where} has {len(data)} bytes, which do not fit into memory as text"
-        raise AatcError(problem, "give a part of it, or JSON lines, which are read line by line") from error
-    except UnicodeDecodeError as error:
-        raise AatcError(
-            f"{where} is not UTF-8 text: byte {error.start} cannot be decoded",
-            "convert it to UTF-8, for instance with iconv -t UTF-8",
-        ) from error
-    # English in UTF-16 is valid UTF-8 with a NUL after every letter, and a sparse file is NULs alone
-    if "\0" in text:
-        raise AatcError(
-            f"{where} holds NUL characters: it is UTF-16 or no text at all",
-            "convert it to UTF-8, for instance with iconv -f UTF-16 -t UTF-8",
-        )
-    return text

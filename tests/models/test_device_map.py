@@ -16,6 +16,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Window, make_budget
 from aatc_cli.errors import AatcError
+from aatc_cli.evals import opened as opened_subjects
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models import loading
 from aatc_cli.models.adapter import attention_sites
@@ -24,7 +25,6 @@ from aatc_cli.models.placement import device_of, input_device
 from aatc_cli.profiles import TextMixture
 from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.stages import collect as collect_stage
-from aatc_cli.stages import evaluate as evaluate_stage
 from aatc_cli.stages.collect import CollectOptions, collect
 
 ONE = {"": "cpu"}
@@ -54,7 +54,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], list[A
             return loaded[-1]
 
         monkeypatch.setattr(collect_stage, "load_model", load)
-        monkeypatch.setattr(evaluate_stage, "load_model", load)
+        monkeypatch.setattr(opened_subjects, "load_model", load)
         return loaded
 
     return use

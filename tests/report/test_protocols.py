@@ -11,9 +11,14 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.memory.result import MemoryRow
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import NeedleCell
+from aatc_cli.evals.needles.result import Result as NeedleResult
+from aatc_cli.evals.stability.result import Result as StabilityResult
+from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.series.quality import quality_groups
 from aatc_cli.report.tables.quality import quality_table
+from aatc_cli.report.tables.results import stability_table
 from aatc_cli.stages.report import make_report
 
 BASE = {"model_fingerprint": "a" * 64}
@@ -169,3 +174,50 @@ def test_answers_of_another_model_or_version_have_tables_of_their_own(tmp_path) 
     write_evaluation(run.evals, answers("paper", "3", [1.0, 1.0], versions={"torch": "2.14.0"}))
     text = make_report(run).markdown.read_text("utf-8")
     assert len(re.findall(r"^### ruler with tiny/model", text, re.MULTILINE)) == 3
+
+
+def needles(recipe: str, budget: str | None, scores: dict[tuple[int, int], float]) -> NeedleResult:
+    cells = [
+        NeedleCell(
+            context=context, depth=depth, samples=4, score=score, low=0.0, high=1.0, wanted=["1"] * 4, answers=["1"] * 4
+        )
+        for (context, depth), score in scores.items()
+    ]
+    origin = {"recipe": recipe, "budget": budget, "model": "tiny/model", "plan": budget, "bits": float(budget or 16)}
+    place = {"seconds": 1.0, "device": "cpu", "dtype": "float32", "versions": {"torch": "2.13.0"}}
+    return NeedleResult.model_validate({**origin, **place, "cells": cells})
+
+
+def test_needles_are_a_heat_map_and_a_table(tmp_path) -> None:
+    run = Run(tmp_path)
+    grid = [(context, depth) for context in (1024, 2048) for depth in (0, 50, 100)]
+    write_evaluation(run.evals, needles("fp16", None, dict.fromkeys(grid, 1.0)))
+    write_evaluation(run.evals, needles("paper", "2", dict.fromkeys(grid, 1.0) | {(2048, 50): 0.25}))
+    files = make_report(run)
+    text, page = files.markdown.read_text("utf-8"), files.html.read_text("utf-8")
+    # 12 of 12, and 9 of 12, with Wilson's interval
+    assert "| fp16 | - | 100 (75.8 to 100) | 100 (75.8 to 100) |" in text
+    assert "| paper-2 | - | 100 (75.8 to 100) | 75.0 (46.8 to 91.1) |" in text
+    figure = page[page.index('id="needles0-title"') : page.index("</svg>", page.index('id="needles0-title"'))]
+    shown = re.findall(r">(\d+)</text>", figure)
+    assert (shown.count("25"), shown.count("0") - 2) == (1, 0)
+    assert figure.count("var(--m5, ") + figure.count("var(--m6, ") == 1
+
+
+def test_plans_of_several_stats_are_paired_by_windows() -> None:
+    hard = [0.01, 0.2, 0.8, 0.1]
+
+    def stats(name: str, kl: list[float]) -> StabilityRow:
+        values = {"stats": name, "stats_digest": name, "calibration": [], "text": "t", "text_sha256": "0", "bits": 2.0}
+        values |= {"kl_mean": sum(kl) / 4, "kl_stderr": 0.18, "kl_windows": kl}
+        return StabilityRow.model_validate({**values, "predicted": None, "predicted_elsewhere": None})
+
+    rows = [
+        stats("a", hard),
+        stats("b", [value + gap for value, gap in zip(hard, (0.01, 0.012, 0.009, 0.011), strict=True)]),
+    ]
+    origin = {"recipe": "paper", "budget": "2", "model": "m", "bits": 2.0, "length": 8, "first_position": 0}
+    place = {"seconds": 1.0, "device": "cpu", "dtype": "float32", "versions": {}, "windows": [4], "kl_spread": {}}
+    table = stability_table([StabilityResult.model_validate({**origin, **place, "rows": rows})])
+    assert table.columns[-1] == "above the lowest"
+    assert [row[-1].text for row in table.rows] == ["-", "0.0105 ± 0.000645"]

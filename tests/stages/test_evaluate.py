@@ -216,3 +216,21 @@ def test_json_is_one_document(aatc, run_folder, tiny_llama, heldout):
         "eval", "--run", run_folder, "--budget", 3, "--model", tiny_llama, "--text", heldout, *COMMON, "--json"
     )
     assert len(json.loads(outcome.out)) == 1
+
+
+def test_kl_is_kept_token_by_token_where_that_is_asked(aatc, run_folder, tiny_llama, heldout):
+    command = ("eval", "kl", "--run", run_folder, "--model", tiny_llama, "--budget", 3, "--text", heldout, *COMMON)
+    [plain] = aatc(*command, "--json").json
+    assert plain["traces"] is None
+    # asked for later it is run again, and only the traces are new
+    [traced] = aatc(*command, "--trace", 1, "--json").json
+    assert {**traced, "traces": None, "seconds": 0.0} == {**plain, "seconds": 0.0}
+    [trace] = traced["traces"]
+    assert (trace["window"], trace["first"]) == (0, 161)
+    assert len(trace["tokens"]) == len(trace["kl"]) == 256 - 1 - 160
+    assert sum(trace["kl"]) / len(trace["kl"]) == pytest.approx(traced["kl_windows"][0])
+    assert "".join(trace["tokens"])[4:-4] in heldout.read_text()
+    # and what is there is there, with or without
+    assert "nothing to do" in aatc(*command, "--trace", 1).err
+    assert "nothing to do" in aatc(*command).err
+    assert len(aatc(*command, "--trace", 9, "--json").json[0]["traces"]) == 2

@@ -434,3 +434,26 @@ def test_parts_of_a_study_add_up(studied, run, monkeypatch):
         ("kivi-2", "kl"),
         ("kivi-2", "perplexity"),
     ]
+
+
+def test_a_column_is_measured_on_one_thing(studied, run, corpus, tmp_path):
+    """Fewer windows, or another text of the same name, would stand beside what was measured before."""
+    first = studied()
+    assert first.code == 0, first.err
+    assert all(cell["protocol"] for cell in first.json["cells"])
+    before = kept_of(run.evals)
+    other = tmp_path / "other" / corpus.name
+    other.parent.mkdir()
+    other.write_text(corpus.read_text().upper())
+    study = run.root / "studies" / "small.json"
+    stored = study.read_text()
+    for changed in (("--limit", 2), ("--text", other), ("--dtype", "bfloat16")):
+        outcome = studied(*changed, "--recipe", "paper")
+        assert outcome.code == 1, changed
+        assert "measured on something else" in outcome.err
+        cells = [sorted(json.loads(text)["cells"], key=str) for text in (study.read_text(), stored)]
+        assert cells[0] == cells[1]
+    # nothing that was there is lost
+    assert kept_of(run.evals).items() >= before.items()
+    forced = studied("--limit", 2, "--force")
+    assert forced.code == 0, forced.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from aatc_cli.core.tile_classes import RANKS
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
-from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
@@ -85,12 +87,13 @@ def test_a_size_is_met(run: Run) -> None:
     assert 0.95 * size < found.layout.bytes(1000) <= size
 
 
-def test_evaluation_finds_the_shares_of_the_plan(run: Run, plan: Plan, tiny_llama: Path, corpus: Path) -> None:
+def test_evaluation_reads_the_widths_of_every_class(
+    run: Run, plan: Plan, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
     codecs = plan.simulated_codecs("cpu")
     assert isinstance(codecs[0]["k"], TileCodec)
-    settings = EvalSettings("kl", length=260, limit=1, first=200)
-    source = find_model(str(tiny_llama))
-    [one] = evaluate(run, source, [Subject(RECIPE, plan)], [str(corpus)], settings, EvalOptions())
+    given = {"length": 260, "limit": 1, "first": 200}
+    [one] = measured("kl", run, tiny_llama, [Subject(RECIPE, plan)], text=[corpus], **given)
     assert one.kl_mean is not None
     assert 0 < one.kl_mean < 10
     assert one.bits_packed == pytest.approx(plan.layout.bits_packed)

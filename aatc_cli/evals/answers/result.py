@@ -59,10 +59,15 @@ class BenchmarkResult(Measurement):
 
 
 def indistinguishable(row: BenchmarkRow, reference: BenchmarkRow) -> bool | None:
-    """Whether a score lies within two standard errors of the reference's, the larger of both errors; None if unknown.
+    """Whether a score cannot be told from the reference's; None where no error is known.
 
-    The criterion of the paper's Table "main results", which does not say whose error it is.
+    Answer by answer at 95 % where both had the same prompts (`core.compare`). Else by two standard errors, the larger
+    of both: the criterion of the paper's Table "main results", which does not say whose error it is.
     """
+    from aatc_cli.core.compare import Figure, tied
+
+    if row.scores and reference.scores and row.prompts_sha256 == reference.prompts_sha256:
+        return tied(*(Figure(of.score, of.stderr, {"": of.scores or []}) for of in (row, reference)))
     if row.stderr is None or reference.stderr is None:
         return None
     return abs(row.score - reference.score) <= 2 * max(row.stderr, reference.stderr)

@@ -10,7 +10,7 @@ from aatc_cli.evals.rows import Rows
 
 
 def benchmark_tables(results: Sequence[BenchmarkResult]) -> list[Rows]:
-    """One row per subtask and context, one column per cache; a star where a score is not within 2 errors of fp16's."""
+    """One row per subtask and context, one column per cache; a star where a score is told from fp16's."""
     reference = next((result for result in results if result.plan is None), None)
     places = list(dict.fromkeys(row.place for result in results for row in result.rows))
     columns = ["subtask", "context", "samples", *(result.method for result in results)]
@@ -26,7 +26,7 @@ def benchmark_tables(results: Sequence[BenchmarkResult]) -> list[Rows]:
         if len({len(values) for values in scores}) == 1 and len(scores[0]) > 1:
             rows.append(["mean", str(context or ""), "", *(f"{100 * fmean(values):.1f}" for values in scores)])
     title = f"{results[0].benchmark}: score in % (95 % interval)"
-    return [Rows(title + (", * beyond 2 errors of fp16" if reference else ""), columns, rows)]
+    return [Rows(title + (", * not by chance (95 %)" if reference else ""), columns, rows)]
 
 
 def _row(result: BenchmarkResult, place: tuple[str, int | None, str]) -> BenchmarkRow | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from aatc_cli.evals.forced.scores import Scores
+from aatc_cli.evals.forced.traces import token_traces
 from aatc_cli.evals.kl.result import Result
 from aatc_cli.evals.kl.settings import Settings
 from aatc_cli.evals.opened import Opened
@@ -19,6 +22,14 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, scores.kl_summary() | scores.nll_summary(), scores.class_shares())
+        frame.evaluation(subject, scores.seconds, _measured(frame, scores), scores.class_shares())
         for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
+
+
+def _measured(frame: Frame, scores: Scores) -> dict[str, Any]:
+    found = scores.kl_summary() | scores.nll_summary()
+    if not frame.settings.traced:
+        return found
+    raw, first = frame.opened.tokenizer.raw, frame.settings.first_position
+    return found | {"traces": token_traces(scores, frame.windows.tokens, first, frame.settings.traced, raw.decode)}

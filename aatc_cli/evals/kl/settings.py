@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from aatc_cli.evals.windows.settings import WindowSettings
 
 
 class Settings(WindowSettings):
     """Windows, and the first position that is scored."""
+
+    trace: int = Field(
+        0, ge=0, description="Windows per text whose KL is kept token by token, for the report; changes no number."
+    )
+
+    @property
+    def traced(self) -> int:
+        """Windows that are kept token by token; no more than there are."""
+        return self.trace if self.limit == 0 else min(self.trace, self.limit)

@@ -16,6 +16,7 @@ from aatc_cli.artifacts.stats import Stats
 from aatc_cli.console import say
 from aatc_cli.core import SIDES
 from aatc_cli.core.weights import fisher_weights
+from aatc_cli.errors import UsageError
 from aatc_cli.evals.forced.scores import Scores
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.opened import Opened
@@ -24,6 +25,7 @@ from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import Frame, check_packed
 from aatc_cli.evals.windows.measure import forced_scores
+from aatc_cli.evals.windows.seen import seen_in
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ def measure(opened: Opened, settings: Settings, plans: Sequence[Calibrated]) -> 
     for one in plans:
         check_packed(one.subject, settings.length)
     frames = [Frame.of(opened, settings, text) for text in settings.text]
+    if len({frame.text for frame in frames}) < len(frames):
+        raise UsageError(
+            "two texts have one name, and rows are told apart by it", "rename one, or compare in two calls"
+        )
     draft = _result(opened, settings, plans, frames, [_row(one, frame) for frame in frames for one in plans], 0.0)
     found = already(opened.run.evals, draft, force=opened.options.force)
     what = f"stability of {draft.method}"
@@ -145,6 +151,7 @@ def _row(one: Calibrated, frame: Frame) -> StabilityRow:
         calibration=[record.name for record in one.stats.texts],
         text=frame.text,
         text_sha256=frame.windows.records[0].sha256,
+        calibration_share=seen_in(one.stats, frame.windows, frame.opened.tokenizer.bos),
         bits=one.plan.mean_bits,
         kl_mean=0.0,
         kl_stderr=None,

@@ -21,6 +21,7 @@ class StabilityRow(Settings):
     calibration: list[str] = Field(description="texts of the Stats")
     text: str
     text_sha256: str
+    calibration_share: float | None = Field(None, description="share of the text that is calibration text of the Stats")
     bits: float
     kl_mean: float = Field(description="KL(reference || compressed), nats per token")
     kl_stderr: float | None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.console import say
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.evals.windows.seen import seen_share
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.models.limits import check_tokens
 from aatc_cli.text.windows import Windows, consecutive_windows
@@ -17,11 +20,12 @@ from aatc_cli.text.windows import Windows, consecutive_windows
 
 @dataclass(frozen=True)
 class Frame:
-    """Windows of one text, and what is asked of them."""
+    """Windows of one text, and what is asked of them. seen: by subject, the share that it was calibrated on."""
 
     opened: Opened
     settings: WindowSettings
     windows: Windows
+    seen: Mapping[str, float | None]
 
     @classmethod
     def of(cls, opened: Opened, settings: WindowSettings, text: str) -> Frame:
@@ -31,7 +35,15 @@ class Frame:
             text, tokenizer.encode, length=settings.length, limit=settings.limit or None, bos=tokenizer.bos
         )
         check_tokens(windows.tokens, opened.config)
-        return cls(opened, settings, windows)
+        plans = {subject.name: subject.plan for subject in opened.subjects if subject.plan is not None}
+        seen = {name: seen_share(plan, windows, tokenizer.bos) for name, plan in plans.items()}
+        return cls(opened, settings, windows, seen)
+
+    def say_seen(self) -> None:
+        """Say which subjects were calibrated on this very text."""
+        for name, share in self.seen.items():
+            if share:
+                say(f"eval: {share:.0%} of {self.text} is calibration text of {name}: its figures flatter it")
 
     @property
     def text(self) -> str:
@@ -84,6 +96,7 @@ class Frame:
                 "sinks": window.sinks,
                 "recent": window.recent,
                 "flush": window.flush,
+                "calibration_share": self.seen.get(subject.name),
                 **measured,
             }
         )
@@ -97,7 +110,8 @@ def check_packed(subject: Subject, tokens: int, option: str = "--length") -> Non
     """Raise `AatcError` when no query of ``tokens`` tokens reads a packed one: nothing would be measured."""
     window = subject.recipe.window
     if subject.plan is not None and packed_tokens(tokens - 1, window) == 0:
-        least = window.sinks + window.recent + window.flush + 1
+        # the last query of a window reads all of it but the last token, and one more than fits is packed
+        least = window.sinks + window.recent + 2
         raise AatcError(
             f"{tokens} tokens lie within the {window.sinks} sinks and the window of {window.recent} that "
             f"{subject.name} keeps exact: nothing of its compression would be measured",

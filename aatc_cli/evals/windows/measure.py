@@ -34,7 +34,9 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
     opened.check_length(settings.length)
     for subject in opened.subjects:
         check_packed(subject, settings.length)
-    frames = [Frame.of(opened, settings, text) for text in settings.text]
+    frames = [Frame.of(opened, settings, text) for text in dict.fromkeys(settings.text)]
+    for frame in frames:
+        frame.say_seen()
     return [evaluation for frame in frames for evaluation in _fill(frame, runner)]
 
 
@@ -43,7 +45,9 @@ def _fill(frame: Frame, runner: Runner) -> list[Evaluation]:
     opened = frame.opened
     force = opened.options.force
     found = {s.name: already(opened.run.evals, frame.evaluation(s, 0.0, {}), force=force) for s in opened.subjects}
-    missing = [subject for subject in opened.subjects if found[subject.name] is None]
+    wanted = min(frame.settings.traced, frame.windows.tokens.shape[0])
+    # a result without the traces that are asked for now is run again: its numbers stay as they are
+    missing = [s for s in opened.subjects if (e := found[s.name]) is None or len(e.traces or ()) < wanted]
     for subject in opened.subjects:
         if subject not in missing:
             say(f"eval: {opened.task} of {subject.name} on {frame.text} is there already, nothing to do")

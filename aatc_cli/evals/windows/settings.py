@@ -34,6 +34,11 @@ class WindowSettings(Settings):
         return min(512, self.length // 2)
 
     @property
+    def traced(self) -> int:
+        """Windows of every text that are kept token by token, by a task that can."""
+        return 0
+
+    @property
     def measured_queries(self) -> int | None:
         """Query positions measured per window, of a task that measures some; None where it scores all."""
         return None

@@ -23,5 +23,7 @@ def window_tables(results: Sequence[Evaluation]) -> list[Rows]:
             (e.nll, e.nll_stderr),
             (e.perplexity, e.perplexity_stderr),
         )
-        rows.append([e.method, e.text, *sizes, *(with_error(*pair) for pair in pairs)])
-    return [Rows("evaluations", [*_COLUMNS, "NLL (nats)", "perplexity"], rows).filled()]
+        seen = f"{e.calibration_share:.0%}" if e.calibration_share else ""
+        rows.append([e.method, e.text, *sizes, *(with_error(*pair) for pair in pairs), seen])
+    columns = [*_COLUMNS, "NLL (nats)", "perplexity", "calibrated on"]
+    return [Rows("evaluations", columns, rows).filled()]

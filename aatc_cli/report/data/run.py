@@ -13,6 +13,7 @@ from aatc_cli.core.allocate import Floats
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.report.data.study import StudyView
@@ -102,6 +103,7 @@ class ReportData:
     speed: tuple[SpeedResult, ...] = ()
     memory: tuple[MemoryResult, ...] = ()
     answers: tuple[BenchmarkResult, ...] = ()
+    needles: tuple[NeedleResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -12,6 +12,7 @@ from aatc_cli.report.document.quality import curve_section, distortion_section, 
 from aatc_cli.report.document.results import (
     answers_section,
     measured_memory_section,
+    needles_section,
     speed_section,
     stability_section,
     tokens_section,
@@ -48,6 +49,7 @@ def build_document(data: ReportData) -> Document:
     """The report's sections in their fixed order; one that a run of plans should have says in a sentence what lacks."""
     optional = (
         tokens_section(data),
+        needles_section(data),
         answers_section(data),
         stability_section(data),
         speed_section(data),
@@ -71,7 +73,7 @@ def build_document(data: ReportData) -> Document:
 
 def _facts(data: ReportData) -> Iterable[tuple[str, str]]:
     if data.model is None:
-        found = (*data.evaluations, *data.speed, *data.memory, *data.answers, *data.stability)
+        found = (*data.evaluations, *data.speed, *data.memory, *data.answers, *data.needles, *data.stability)
         yield "Model", ", ".join(sorted({e.model for e in found}))
     else:
         revision = f" at revision {data.model.revision}" if data.model.revision else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.evals.answers.result import BenchmarkResult
-from aatc_cli.report.blocks import Section
+from aatc_cli.report.blocks import FigureBlock, Section
 from aatc_cli.report.data.run import ReportData
+from aatc_cli.report.figures.needles import needle_figure
+from aatc_cli.report.series.needles import needle_groups
 from aatc_cli.report.series.quality import quality_groups, undrawn
 from aatc_cli.report.series.tokens import marked_texts
-from aatc_cli.report.tables.results import memory_tables, speed_tables, stability_table
+from aatc_cli.report.tables.results import memory_tables, needle_tables, speed_tables, stability_table
 from aatc_cli.report.tables.scores import answer_tables
 
 
@@ -20,7 +23,7 @@ def answers_section(data: ReportData) -> Section | None:
         groups.setdefault(_place(result), []).append(result)
     tables = []
     for place in sorted(groups):
-        benchmark, model, _, dtype, device, versions = place
+        benchmark, model, dtype, device, versions, *_ = place
         tables += answer_tables(f"{benchmark} with {model}, {dtype} on {device} ({versions})", groups[place])
     text = "Scores in percent, by greedy generation. One table holds answers to the same prompts by the same model."
     return Section("answers", "Answers", (text,), tables=tuple(tables))
@@ -29,7 +32,8 @@ def answers_section(data: ReportData) -> Section | None:
 def _place(result: BenchmarkResult) -> tuple[str, ...]:
     """What must be equal before two results of a benchmark stand in one table; prompts are compared part by part."""
     versions = ", ".join(f"{n} {result.versions[n]}" for n in ("torch", "transformers") if n in result.versions)
-    return result.benchmark, result.model, result.model_fingerprint or "", result.dtype, result.device, versions
+    facts = result.protocol or {"weights": result.model_fingerprint}
+    return result.benchmark, result.model, result.dtype, result.device, versions, digest_of(facts)
 
 
 def stability_section(data: ReportData) -> Section | None:
@@ -85,3 +89,18 @@ def tokens_section(data: ReportData) -> Section | None:
         "in nats, from the least number of its shade on; pointing at it tells the number and its position."
     )
     return Section("tokens", "KL token by token", (text,), marked=tuple(found))
+
+
+def needles_section(data: ReportData) -> Section | None:
+    """Retrieval by context and depth; None where it was not asked."""
+    if not data.needles:
+        return None
+    blocks = []
+    for place, group in enumerate(needle_groups(data.needles)):
+        samples = "/".join(dict.fromkeys(str(found.samples) for found in group.maps))
+        caption = f"Percent of needles found, {samples} at each place: {group.title}."
+        blocks.append(FigureBlock((needle_figure(group, f"needles{place}"),), caption))
+    text = (
+        "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
+    )
+    return Section("needles", "Needles", (text,), tuple(blocks), tuple(needle_tables(needle_groups(data.needles))))

@@ -42,6 +42,7 @@ def render_json(data: ReportData) -> str:
         "speed": [dump(result) for result in data.speed],
         "memory": [dump(result) for result in data.memory],
         "benchmarks": [dump(result) for result in data.answers],
+        "needles": [dump(result) for result in data.needles],
         "plans": [_plan(plan, data.contexts) for plan in data.plans],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

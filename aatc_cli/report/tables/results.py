@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aatc_cli.core.compare import Figure, difference
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.needles.result import NeedleCell
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.table import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.table import COLUMNS, stability_rows
 from aatc_cli.report.blocks import Table
-from aatc_cli.report.text import MISSING, number, size
+from aatc_cli.report.series.needles import NeedleGroup
+from aatc_cli.report.tables.scores import score_text
+from aatc_cli.report.text import MISSING, number, size, spread
 
 
 def memory_tables(results: Sequence[MemoryResult]) -> list[Table]:
     """One table for every model and place that memory was measured in."""
     tables = []
-    for place in dict.fromkeys((r.model, r.device, r.dtype, r.synthetic) for r in results):
-        mine = [r for r in results if (r.model, r.device, r.dtype, r.synthetic) == place]
+    for place in dict.fromkeys((r.model, r.model_fingerprint, r.device, r.dtype, r.synthetic) for r in results):
+        mine = [r for r in results if (r.model, r.model_fingerprint, r.device, r.dtype, r.synthetic) == place]
         tables.append(_memory_table(mine))
     return tables
 
@@ -62,10 +66,47 @@ def speed_tables(results: Sequence[SpeedResult]) -> list[Table]:
 
 
 def stability_table(results: Sequence[StabilityResult]) -> Table:
-    """KL of every plan by the Stats it was calibrated on, beside what their gradients predict."""
-    return Table.plain(
-        "KL by the Stats a plan was calibrated on, and its predictions", COLUMNS, stability_rows(results)
-    )
+    """KL of every plan by the Stats it was calibrated on, beside what their gradients predict.
+
+    Plans are compared on the same windows: how far each lies above the lowest on its text.
+    """
+    rows = stability_rows(results)
+    gaps = [gap for result in results for gap in _above_lowest(result)]
+    lines = [[*row, gap] for row, gap in zip(rows, gaps, strict=True)]
+    note = "above the lowest: of the same recipe on the same text, with the standard error of the difference itself."
+    columns = (*COLUMNS, "above the lowest")
+    return Table.plain("KL by the Stats a plan was calibrated on, and its predictions", columns, lines, (note,))
+
+
+def _above_lowest(result: StabilityResult) -> list[str]:
+    figures = [Figure(r.kl_mean, r.kl_stderr, {"": r.kl_windows} if r.kl_windows else {}) for r in result.rows]
+    found = []
+    for row, figure in zip(result.rows, figures, strict=True):
+        others = [f for r, f in zip(result.rows, figures, strict=True) if r.text_sha256 == row.text_sha256]
+        lowest = min(others, key=lambda f: f.mean)
+        gap = None if figure is lowest else difference(figure, lowest)
+        found.append(MISSING if gap is None else spread(gap.mean, gap.stderr))
+    return found
+
+
+def needle_tables(groups: Sequence[NeedleGroup]) -> list[Table]:
+    """Needles found by every cache at every context, over all depths, with the interval of the share."""
+    tables = []
+    for group in groups:
+        contexts = sorted({context for result in group.results for context in result.contexts})
+        rows = []
+        for result, found in zip(group.results, group.maps, strict=True):
+            cells = [[cell for cell in result.cells if cell.context == context] for context in contexts]
+            rows.append([found.name, number(result.bits_packed), *(_found(part) for part in cells)])
+        columns = ("method", "packed bits", *(f"{context} tokens" for context in contexts))
+        note = "In percent, over all depths; in parentheses the 95 % interval (Wilson)."
+        tables.append(Table.plain(f"Needles found by context: {group.title}", columns, rows, (note,)))
+    return tables
+
+
+def _found(cells: Sequence[NeedleCell]) -> str:
+    hits, asked = sum(round(cell.score * cell.samples) for cell in cells), sum(cell.samples for cell in cells)
+    return score_text(Figure(hits / asked, None, {"": [1.0] * hits + [0.0] * (asked - hits)})) if asked else MISSING
 
 
 def _of_columns(caption: str, content: Columns) -> Table:
