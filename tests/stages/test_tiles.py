@@ -105,9 +105,10 @@ def test_evaluation_reads_the_widths_of_every_class(
     assert one.bits_packed == pytest.approx(plan.layout.bits_packed)
 
 
-def test_packed_cache_says_that_it_does_not_hold_classes(plan: Plan) -> None:
-    with pytest.raises(AatcError, match="3 rates"):
-        plan.codecs("cpu")
+def test_codecs_of_the_packed_cache_hold_the_classes(plan: Plan) -> None:
+    codecs = plan.codecs("cpu")
+    assert len(codecs) == 4
+    assert all(isinstance(codec, TileCodec) and codec.classes == 3 for layer in codecs for codec in layer.values())
 
 
 def test_other_windows_are_refused(run: Run) -> None:
