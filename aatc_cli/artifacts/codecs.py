@@ -25,7 +25,8 @@ def packed_codecs(plan: Plan, transform: Transform, device: str) -> list[dict[Si
             f"recipe {plan.recipe.name} has no packed cache: its quantizer {plan.recipe.quantizer} is simulated only",
             "evaluate it with --task kl, perplexity or a benchmark; its size is in aatc inspect",
         )
-    if plan.classes.count > 1:
+    kind = plan.recipe.choices.classes
+    if plan.classes.count > 1 and not kind.tiled:
         raise AatcError(
             f"{plan.name} keeps tokens at {plan.classes.count} rates, which the packed cache does not hold yet",
             "evaluate it with --task kl or perplexity, or plan with --recipe loss-aware",
@@ -48,9 +49,9 @@ def simulated_codecs(
     sites = Sites(transform.artifact, plan.geometry, plan.groups, plan.class_bits(0), plan.starts, library)
     # one transform serves all classes: only widths differ
     first = plan.recipe.choices.codecs(sites, device)
-    if plan.classes.count == 1:
-        return first
     kind, classes = plan.recipe.choices.classes, plan.classes
+    if classes.count == 1 and not kind.tiled:
+        return first
 
     def coded(layer: int, side: Side) -> Any:
         bits = torch.tensor([plan.class_bits(k)[layer][side] for k in range(classes.count)]).to(device)

@@ -25,6 +25,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import Wanted, whiten
 
 RECIPE = load_recipe("loss-aware-tiles")
@@ -80,6 +81,12 @@ def test_a_plan_is_what_is_derived_anew(plan: Plan) -> None:
     assert plan.class_facts[0].key_cost < plan.class_facts[2].key_cost
 
 
+def test_inspect_shows_the_classes(plan: Plan) -> None:
+    found = inspect_plan(plan, 8192)
+    assert [fact["share"] for fact in found.data["classes"]] == [0.5, 0.25, 0.25]
+    assert all(fact["thresholds"] is None for fact in found.data["classes"])
+
+
 def test_a_size_is_met(run: Run) -> None:
     size = 90_000
     found = allocate(run, RECIPE, [make_budget(size=str(size), context=1000)])[0]
@@ -98,9 +105,10 @@ def test_evaluation_reads_the_widths_of_every_class(
     assert one.bits_packed == pytest.approx(plan.layout.bits_packed)
 
 
-def test_packed_cache_says_that_it_does_not_hold_classes(plan: Plan) -> None:
-    with pytest.raises(AatcError, match="3 rates"):
-        plan.codecs("cpu")
+def test_codecs_of_the_packed_cache_hold_the_classes(plan: Plan) -> None:
+    codecs = plan.codecs("cpu")
+    assert len(codecs) == 4
+    assert all(isinstance(codec, TileCodec) and codec.classes == 3 for layer in codecs for codec in layer.values())
 
 
 def test_other_windows_are_refused(run: Run) -> None:
