@@ -108,7 +108,7 @@ INPUTS = {
     "collect": (),
     "whiten": ("stats",),
     "allocate": ("transforms",),
-    "eval": ("transforms", "plans"),
+    "eval": ("stats", "transforms", "plans"),
     "report": ("stats", "transforms", "plans", "evals"),
     "study": ("transforms", "plans"),
     "save": (),
