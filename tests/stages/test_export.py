@@ -69,11 +69,11 @@ def test_the_card(shipped: Path) -> None:
 def test_the_card_names_what_is_not_usual(aatc: Any, run_folder: Path, tmp_path: Path) -> None:
     options = ("--percentile", 98, "--head-groups", 2, "--force")
     assert aatc("whiten", "--run", run_folder, *options).code == 0
-    assert aatc("allocate", "--run", run_folder, "--ratio", 4, "--context", 4096).code == 0
-    assert aatc("export", run_folder / "plans" / "paper-4x-4096", tmp_path / "out").code == 0
+    assert aatc("allocate", "--run", run_folder, "--ratio", 3, "--context", 4096).code == 0
+    assert aatc("export", run_folder / "plans" / "paper-3x-4096", tmp_path / "out").code == 0
     text = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert "\naatc whiten --recipe paper --head-groups 2 --percentile 98\n" in text
-    assert "\naatc allocate --recipe paper --ratio 4 --context 4096\n" in text
+    assert "\naatc allocate --recipe paper --ratio 3 --context 4096\n" in text
     assert "Nothing was measured" in text
 
 
