@@ -222,7 +222,7 @@ def test_many_spoilt_profiles(tmp_path: Path) -> None:
 
 
 def test_nothing_is_pickled() -> None:
-    """No file of the package imports a serialiser that runs code, or calls torch.load (but for tensors) or torch.save."""
+    """No file imports a serialiser that runs code, or calls torch.load (but for tensors) or torch.save."""
     banned = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     for file in sorted(Path(aatc_cli.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
