@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from aatc_cli.config import HeadGroups, Window
 from aatc_cli.core import SIDES, Side
@@ -17,6 +17,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, geometry_of
 from aatc_cli.models.rotary import rotary_frequencies
 from aatc_cli.runtime.fused.shared import FusedShared
+from aatc_cli.runtime.fused.static import FusedLayer, FusedStatic
 from aatc_cli.runtime.fused.store import FusedStore
 from aatc_cli.runtime.kernels.encode import EncodeTables
 from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
@@ -27,39 +28,11 @@ from aatc_cli.runtime.store import Coordinates, Kind, Store
 
 
 @dataclass(frozen=True)
-class FusedLayer:
-    """Static tables of one layer."""
-
-    codecs: dict[Side, TransformCodec]
-    tables: LayerTables
-    encode: EncodeTables
-
-
-@dataclass(frozen=True)
-class FusedForm:
-    """Stores of tiles. Every kv head is coded alone; frequencies float32 [D / 2]."""
-
-    layers: tuple[FusedLayer, ...]
-    window: Window
-    dtype: torch.dtype
-    heads: int
-    kv_heads: int
-    dim: int
-    frequencies: Tensor
-    scaling: float
+class FusedForm(FusedStatic):
+    """Stores of tiles, of one model and plan."""
 
     kind: Kind = "fused"
     coordinates: Coordinates = "pre-rope"
-
-    @property
-    def slots(self) -> int:
-        """Exact rows per sequence: sinks and ring."""
-        return self.window.sinks + self.window.recent
-
-    @property
-    def channels(self) -> int:
-        """Channels of one side."""
-        return self.kv_heads * self.dim
 
     def stores(self, batch: int, room: int | None = None) -> list[Store]:
         """Empty stores of every layer, which share their counters; with ``room`` they never grow beyond it."""
