@@ -158,6 +158,10 @@ class Artifact:
             raise self.damaged(f"tensor {name!r} does not match its recorded hash")
         return tensor
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self.manifest.tensors
+
     def floats(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A tensor of finite floats with ``shape`` (-1: any length); raises `ArtifactError` when it is another."""
         array = self._shaped(name, shape)

@@ -9,7 +9,6 @@ import torch
 
 from aatc_cli.artifacts.plan_classes import PlanClasses
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.sites import Sites
@@ -50,19 +49,11 @@ def codecs_of(
     first = recipe.choices.codecs(sites, device)
     if classes.count == 1:
         return first
-    of_classes = [
-        [
-            {side: codecs[side].with_bits(torch.tensor(layer[side]).to(device)) for side in SIDES}
-            for codecs, layer in zip(first, of_class, strict=True)
-        ]
-        for of_class in widths
-    ]
-    return [
-        {
-            side: RatedCodec(
-                tuple(of_class[layer][side] for of_class in of_classes), torch.from_numpy(thresholds.copy()).to(device)
-            )
-            for side in SIDES
-        }
-        for layer, thresholds in enumerate(classes.thresholds)
-    ]
+    kind = recipe.choices.classes
+
+    def coded(layer: int, side: Side) -> Any:
+        bits = torch.tensor([of_class[layer][side] for of_class in widths]).to(device)
+        thresholds = torch.from_numpy(classes.thresholds[layer].copy()).to(device)
+        return kind.codec(recipe, first[layer][side], bits, thresholds)
+
+    return [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]

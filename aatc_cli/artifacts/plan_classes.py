@@ -30,7 +30,7 @@ class ClassFacts(BaseModel):
 class PlanClasses:
     """The classes of a Plan: thresholds [L, n - 1] of received attention, and shares [L, n] on calibration text.
 
-    A Plan of a recipe without token rates has one class, which holds all tokens.
+    Quotas have no thresholds, [L, 0]. A Plan of a recipe without token rates has one class, which holds all tokens.
     """
 
     thresholds: NDArray[np.float64]
@@ -45,9 +45,10 @@ class PlanClasses:
     def read(cls, plan: Artifact, recipe: Recipe) -> PlanClasses:
         """The classes of a Plan of ``recipe``; raises `ArtifactError` on values that cannot be."""
         layers = plan.manifest.model.geometry.layers
-        count = recipe.choices.classes.count(recipe)
-        if count == 1:
-            return cls.one(layers)
+        kind = recipe.choices.classes
+        count = kind.count(recipe)
+        if not kind.measured:
+            return cls(np.zeros((layers, 0)), np.tile(np.array(kind.shares(recipe)), (layers, 1)))
         parts: list[list[NDArray[np.float64]]] = []
         for layer in range(layers):
             thresholds, shares = (plan.array(f"layers.{layer}.{name}") for name in ("thresholds", "shares"))
@@ -77,8 +78,9 @@ class PlanClasses:
 def write_classes(writer: ArtifactWriter, classes: TokenClasses) -> list[dict[str, float]]:
     """Add thresholds and shares to a Plan; what its results say of every class, on average over layers."""
     for layer, (thresholds, shares) in enumerate(zip(classes.thresholds, classes.shares, strict=True)):
-        writer.add(f"layers.{layer}.thresholds", thresholds)
-        writer.add(f"layers.{layer}.shares", shares)
+        if thresholds.size:
+            writer.add(f"layers.{layer}.thresholds", thresholds)
+            writer.add(f"layers.{layer}.shares", shares)
     parts = {"share": classes.shares, "key_cost": classes.costs["k"], "value_cost": classes.costs["v"]}
     # nine digits, as of all results: the last ones of a mean may differ between machines
     return [

@@ -118,6 +118,7 @@ class Stats(Noun):
 
         from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
+        from aatc_cli.core.tile_classes import RANKS
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
         shapes: dict[str, tuple[int, ...]] = {
@@ -134,6 +135,8 @@ class Stats(Noun):
             "received": (BINS,),
             "k_probes": (BINS, channels, PROBES),
             "v_probes": (BINS, channels, PROBES),
+            "k_ranks": (2, RANKS, heads, dim, dim),
+            "v_ranks": (2, RANKS, heads, dim, dim),
         }
         parts = {}
         for part in LayerStats.TENSORS:

@@ -42,7 +42,9 @@ class Tasks(TyperGroup):
             if option in _MOVED:
                 word = value if equals else args[place + 1] if place + 1 < len(args) else "NAME"
                 raise UsageError(f"{option} is a word of the command now", f"write {_MOVED[option].format(word)}")
-        if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h")):
+        # a shell that completes the first word asks with none: for the tasks
+        nothing = not args and not ctx.resilient_parsing
+        if nothing or (args and args[0].startswith("-") and args[0] not in ("--help", "-h")):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
 

@@ -112,15 +112,14 @@ def report(
     title: Annotated[str | None, typer.Option("--title", help="Title of the report.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the run's report: Markdown, CSV, JSON and one self-contained HTML file with plots."""
+    """Write the run's report: Markdown, CSV, JSON and one self-contained HTML file with plots; say where they are."""
     from aatc_cli.artifacts.run import Run
-    from aatc_cli.console import print_json, say
+    from aatc_cli.console import print_json, print_table
     from aatc_cli.stages.report import make_report
 
     files = make_report(Run(run), title=title)
+    places = {"html": files.html, "markdown": files.markdown, "csv": files.csv, "json": files.json}
     if json:
-        places = {"html": files.html, "markdown": files.markdown, "csv": files.csv, "json": files.json}
         print_json({kind: str(path) for kind, path in places.items()})
         return
-    typer.echo(files.markdown.read_text(encoding="utf-8"))
-    say(f"report: open {files.html}")
+    print_table(f"report of {run}", ["form", "file"], [[kind, str(path)] for kind, path in places.items()])

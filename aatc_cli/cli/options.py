@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,13 +16,27 @@ def a_path(text: str | Path) -> Path:
     return Path(text)
 
 
+def _completed(kind: Literal["models", "recipes"]) -> Callable[[str], list[str]]:
+    """What a shell completes a name of one kind of packaged profiles to."""
+
+    def complete(incomplete: str) -> list[str]:
+        from aatc_cli.profiles import available
+
+        return [name for name in available(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
 RunOption = Annotated[
     Path, typer.Option("--run", envvar="AATC_RUN", parser=a_path, metavar="PATH", help="Run directory.")
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", envvar="AATC_MODEL", help="Hub id (owner/name), folder or .gguf file.")
 ]
-ProfileOption = Annotated[str | None, typer.Option("--profile", help="Model profile: a name or a .toml path.")]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", help="Model profile: a name or a .toml path.", autocompletion=_completed("models")),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be read and written, bytes and time; write nothing.")
@@ -36,7 +51,10 @@ DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Model dtype; auto is float32 on a CPU and bfloat16 on a GPU."),
 ]
-RecipeOption = Annotated[list[str] | None, typer.Option("--recipe", help="Recipe name or .toml path; several allowed.")]
+RecipeOption = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", help="Recipe name or .toml path; several allowed.", autocompletion=_completed("recipes")),
+]
 BudgetOption = Annotated[
     list[float] | None, typer.Option("--budget", help="Bits per channel; several allowed: --budget 2,3.")
 ]

@@ -25,7 +25,10 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class TransformCodec:
-    """Linear transform and scalar quantizer of one site. encode, decode [groups, E, E]; scale, bits, variance [C]."""
+    """Linear transform and scalar quantizer of one site. encode, decode [groups, E, E]; scale, bits, variance [C].
+
+    restored: share of what coding takes off the size of a latent that reading gives back (`core.curves.restored`).
+    """
 
     encode: Tensor
     decode: Tensor
@@ -35,6 +38,7 @@ class TransformCodec:
     quantizer: Literal["uniform-token-max", "lloyd", "uniform"] = "uniform-token-max"
     weight: Tensor | None = None
     scale_bits: int = 16
+    restored: float = 0.0
 
     @property
     def groups(self) -> int:
@@ -43,7 +47,7 @@ class TransformCodec:
 
     @cached_property
     def _tables(self) -> lloyd.Tables:
-        return lloyd.Tables.of(self.bits, self.variance, uniform=self.quantizer == "uniform")
+        return lloyd.Tables.of(self.bits, self.variance, self.quantizer == "uniform", self.restored)
 
     def latents(self, x: Tensor) -> Tensor:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
@@ -79,6 +83,10 @@ class TransformCodec:
 
         Both are zero where a channel has no bits. Raises `AatcError` for Lloyd-Max levels, which have no unit.
         """
+        if self.restored:
+            raise AatcError(
+                "restored levels have another unit when read", 'plan with a recipe whose quantizer is "uniform"'
+            )
         if self.quantizer == "lloyd":
             raise AatcError("Lloyd-Max levels are not evenly spaced", 'plan with a recipe whose quantizer is "uniform"')
         half = self._tables.half

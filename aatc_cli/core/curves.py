@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aatc_cli.config import MAX_BITS
 
 # a quarter for every bit, exactly (paper, Eq. waterfilling-keys)
@@ -42,3 +44,22 @@ DISTORTION_UNIFORM = (
 )
 
 assert len(DISTORTION) == len(DISTORTION_UNIFORM) == MAX_BITS + 1
+
+
+def restoring_gain(distortion: float, share: float) -> float:
+    """What levels with error D are multiplied with when codes are read: 1 / (1 - share D)."""
+    return 1.0 / (1.0 - share * distortion)
+
+
+def restored(distortion: Sequence[float], share: float) -> tuple[float, ...]:
+    """Costs of levels moved outward, relative to what losing the channel costs as noise that averages out over tokens.
+
+    With the levels of least error D a latent x is read as (1 - D) x and noise of variance D (1 - D); moved by a gain g
+    it is g (1 - D) x and g^2 D (1 - D). What is missing of x, a = 1 - g (1 - D), is missing from all tokens alike and
+    adds up, so its square is counted twice. A channel without bits has none of x: 2.
+    """
+    costs = []
+    for bits, error in enumerate(distortion):
+        gain = restoring_gain(error, share) if bits else 0.0
+        costs.append(2.0 * (1.0 - gain * (1.0 - error)) ** 2 + gain**2 * error * (1.0 - error))
+    return tuple(costs)

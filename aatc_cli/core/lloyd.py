@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -21,11 +22,16 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 from torch import Tensor
 
-from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM
+from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM, restoring_gain
 from aatc_cli.core.scales import rounded_scale
 
 LLOYD_BITS = 7
 CANDIDATES = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
+# numbers that are tried at once: what a core's cache holds, and what keeps a GPU busy
+_AT_ONCE = 1 << 18
+_AT_ONCE_ON_GPU = 1 << 26
+# widths up to which a CPU compares with every threshold
+_COMPARED = 5
 
 Floats = NDArray[np.float64]
 
@@ -65,53 +71,118 @@ def uniform_step(bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Levels and thresholds of every channel at its own width, so that all channels quantize at once.
+class Span:
+    """Neighbours among the coded channels that share a width: thresholds between their levels, or one step.
 
-    thresholds [C, n - 1] (padded by infinity) and points [C, n] serve widths with Lloyd-Max levels, n = 2^(widest of
-    them); step [C] serves those with uniform ones and is zero elsewhere; half [C] is 2^(b-1).
+    gain: what levels are multiplied with when codes are read; the search for a scale and codes goes by the levels.
+    """
+
+    channels: slice
+    width: int
+    thresholds: Tensor
+    points: Tensor
+    step: float
+    gain: float = 1.0
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """Indices of the levels nearest to ``z``, in z's dtype."""
+        if self.step:
+            half = 2.0 ** (self.width - 1)
+            return torch.floor(z / self.step).add_(half).clamp_(0, 2 * half - 1)
+        if z.is_cuda or self.width > _COMPARED:
+            return torch.bucketize(z, self.thresholds).to(z.dtype)
+        # a core compares many numbers at once, and searches for one after another
+        found, above = torch.zeros_like(z), torch.empty_like(z)
+        for edge in self.thresholds.tolist():
+            found.add_(torch.gt(z, edge, out=above))
+        return found
+
+    def values(self, index: Tensor) -> Tensor:
+        """What indices are read as: levels times the gain."""
+        if self.step:
+            return (index - (2.0 ** (self.width - 1) - 0.5)) * (self.step * self.gain)
+        found = self.points[index.to(torch.int64)]
+        return found if self.gain == 1.0 else found * self.gain
+
+    def rounded(self, z: Tensor) -> Tensor:
+        """Magnitudes of the levels nearest to ``z`` >= 0: levels lie evenly about zero, so half of them will do."""
+        half = 2 ** (self.width - 1)
+        if self.step:
+            return (z / self.step).floor_().clamp_(max=half - 1).add_(0.5).mul_(self.step)
+        if z.is_cuda:
+            return self.points[half:][torch.bucketize(z, self.thresholds[half:])]
+        upper = self.points[half:].tolist()
+        found, above = torch.full_like(z, upper[0]), torch.empty_like(z)
+        for edge, (low, high) in zip(self.thresholds[half:].tolist(), pairwise(upper), strict=True):
+            found.add_(torch.gt(z, edge, out=above), alpha=high - low)
+        return found
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Levels and thresholds of the channels of a site, one `Span` for every width that channels have.
+
+    order [n]: the channels with bits, by rising width, ties in their order; spans are cut from that order, so that
+    channels without bits cost nothing and every other one meets the thresholds of its own width alone. half [C] is
+    2^(b-1), zero at zero bits.
     """
 
     bits: Tensor
-    thresholds: Tensor
-    points: Tensor
-    step: Tensor
     half: Tensor
+    order: Tensor
+    spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False) -> Tables:
+    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False, restored: float = 0.0) -> Tables:
         """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``.
 
-        uniform: evenly spaced levels at every width.
+        uniform: evenly spaced levels at every width. restored: share of the lost size that reading gives back.
         """
         widths: list[int] = bits.tolist()
-        tabled = 0 if uniform else LLOYD_BITS
-        count = 2 ** max((width for width in widths if width <= tabled), default=0)
-        thresholds = torch.full((len(widths), count - 1), torch.inf, dtype=torch.float64)
-        points = torch.zeros(len(widths), count, dtype=torch.float64)
-        step = torch.zeros(len(widths), dtype=torch.float64)
-        for channel, width in enumerate(widths):
-            if width > tabled:
-                step[channel] = uniform_step(width)
-            elif width:
-                found = levels(width)
-                thresholds[channel, : found.numel() - 1] = (found[1:] + found[:-1]) / 2
-                points[channel, : found.numel()] = found
+        order = sorted((place for place, width in enumerate(widths) if width), key=lambda place: widths[place])
+        spans, start = [], 0
+        for width in sorted(set(widths) - {0}):
+            stop = start + widths.count(width)
+            gain = restoring_gain((DISTORTION_UNIFORM if uniform else DISTORTION)[width], restored)
+            spans.append(_span(slice(start, stop), width, like, uniform or width > LLOYD_BITS, gain))
+            start = stop
         half = torch.where(bits > 0, torch.exp2(bits.to(torch.float64) - 1), 0.0)
-        return cls(bits, thresholds.to(like), points.to(like), step.to(like), half.to(like))
+        places = torch.tensor(order, dtype=torch.int64, device=like.device)
+        return cls(bits, half.to(like), places, tuple(spans))
 
     def nearest(self, z: Tensor) -> Tensor:
         """Indices 0 .. 2^b - 1 of the levels nearest to ``z`` [N, C]; zero at zero bits. -> [N, C] in z's dtype."""
-        narrow = torch.searchsorted(self.thresholds, z.T.contiguous()).T.to(z.dtype)
-        safe = torch.where(self.step > 0, self.step, torch.ones_like(self.step))
-        wide = torch.minimum((torch.floor(z / safe) + self.half).clamp_min(0), 2 * self.half - 1)
-        return torch.where(self.step > 0, wide, torch.where(self.bits > 0, narrow, torch.zeros_like(narrow)))
+        return self._spread(z, [span.nearest(z[:, self.order[span.channels]]) for span in self.spans])
 
     def values(self, index: Tensor) -> Tensor:
         """Levels of the indices [N, C]; zero at zero bits."""
-        inside = index.clamp_max(self.points.shape[1] - 1).to(torch.int64)
-        narrow = self.points.gather(1, inside.T).T
-        return torch.where(self.step > 0, (index - self.half + 0.5) * self.step, narrow)
+        return self._spread(index, [span.values(index[:, self.order[span.channels]]) for span in self.spans])
+
+    def rounded(self, z: Tensor) -> Tensor:
+        """Magnitudes of the levels nearest to coded channels ``z`` [..., n] >= 0, in their order."""
+        return torch.cat([span.rounded(z[..., span.channels].contiguous()) for span in self.spans], -1)
+
+    @property
+    def step(self) -> Tensor:
+        """Spacing of the levels of every channel, zero where they have none. [C]."""
+        steps = torch.zeros_like(self.half)
+        for span in self.spans:
+            steps[self.order[span.channels]] = span.step
+        return steps
+
+    def _spread(self, like: Tensor, parts: list[Tensor]) -> Tensor:
+        found = torch.zeros_like(like)
+        if parts:
+            found[:, self.order] = torch.cat(parts, -1)
+        return found
+
+
+def _span(channels: slice, width: int, like: Tensor, even: bool, gain: float) -> Span:
+    if even:
+        none = torch.zeros(0).to(like)
+        return Span(channels, width, none, none, uniform_step(width), gain)
+    points = levels(width)
+    return Span(channels, width, ((points[1:] + points[:-1]) / 2).to(like), points.to(like), 0.0, gain)
 
 
 def quantize(
@@ -122,36 +193,53 @@ def quantize(
     The scales are those that a cache with scales of ``scale_bits`` bits holds (`core.scales`).
     sigma, weight [C]: standard deviation and importance of every channel. Zero where a channel has no bits.
     """
-    coded = tables.bits > 0
     rows = h.reshape(-1, h.shape[-1])
-    unit = torch.where(coded, rows / torch.where(sigma > 0, sigma, torch.ones_like(sigma)), torch.zeros_like(rows))
+    codes = torch.zeros_like(rows, dtype=torch.int32)
+    alpha = torch.zeros(rows.shape[0], groups, dtype=torch.float16, device=h.device)
+    size = len(CANDIDATES) * max(tables.order.numel(), 1)
+    step = max((_AT_ONCE if h.device.type == "cpu" else _AT_ONCE_ON_GPU) // size, 1)
+    for start in range(0, rows.shape[0] if tables.spans else 0, step):
+        part = slice(start, start + step)
+        codes[part], alpha[part] = _quantize_rows(rows[part], sigma, tables, weight, groups, scale_bits)
+    return codes.reshape(h.shape), alpha.reshape(*h.shape[:-1], groups)
+
+
+def _quantize_rows(
+    rows: Tensor, sigma: Tensor, tables: Tables, weight: Tensor, groups: int, scale_bits: int
+) -> tuple[Tensor, Tensor]:
+    """`quantize` of rows [N, C] that have coded channels, all candidates at once."""
+    order = tables.order
+    owner = order // (rows.shape[1] // groups)
+    spread = sigma[order]
+    unit = rows.index_select(1, order) / torch.where(spread > 0, spread, torch.ones_like(spread))
     unit = unit.clamp(torch.finfo(unit.dtype).min, torch.finfo(unit.dtype).max)
     # squares are of shares of the group's loudest channel: those of the latents themselves may overflow
-    loudest = torch.unflatten(unit.abs(), -1, (groups, -1)).amax(-1).clamp_min(torch.finfo(unit.dtype).tiny)
-    peak = _by_channel(loudest, unit)
-    counts = torch.unflatten(coded, -1, (groups, -1)).sum(-1).clamp_min(1)
-    rms = loudest * (torch.unflatten((unit / peak).square(), -1, (groups, -1)).sum(-1) / counts).sqrt()
-    price = torch.where(coded, weight * sigma.square(), torch.zeros_like(sigma))
-    best = torch.full_like(rms, torch.inf)
-    best_alpha = torch.zeros_like(rms, dtype=torch.float16)
-    for factor in CANDIDATES:
-        alpha = rounded_scale(rms * factor, scale_bits)
-        scale = _by_channel(alpha, unit)
-        nearest = tables.values(tables.nearest(_divided(unit, scale))) * scale
-        error = ((unit - nearest) / peak).square() * price
-        total = torch.unflatten(error, -1, (groups, -1)).sum(-1)
-        best_alpha = torch.where(total < best, alpha, best_alpha)
-        best = torch.minimum(total, best)
-    index = tables.nearest(_divided(unit, _by_channel(best_alpha, unit)))
-    codes = torch.where(coded, index - tables.half, torch.zeros_like(index)).to(torch.int32)
-    return codes.reshape(h.shape), best_alpha.reshape(*h.shape[:-1], groups)
+    loudest = torch.zeros(rows.shape[0], groups, dtype=unit.dtype, device=unit.device)
+    loudest = loudest.scatter_reduce_(1, owner.expand_as(unit), unit.abs(), "amax")
+    loudest = loudest.clamp_min(torch.finfo(unit.dtype).tiny)
+    peak = loudest.index_select(1, owner)
+    member = (owner[:, None] == torch.arange(groups, device=owner.device)).to(unit.dtype)
+    rms = loudest * ((unit / peak).square() @ member / member.sum(0).clamp_min(1)).sqrt()
+    price = (weight * sigma.square())[order]
+    alphas = torch.stack([rounded_scale(rms * factor, scale_bits) for factor in CANDIDATES])
+    wide = alphas.to(unit.dtype)
+    size = unit.abs()
+    safe = torch.where(wide > 0, wide, torch.ones_like(wide)).index_select(-1, owner)
+    nearest = tables.rounded(size / safe).mul_(wide.index_select(-1, owner))
+    errors = nearest.sub_(size).div_(peak).square_() @ (member * price[:, None])
+    # the first of equals, as a search one after another finds it
+    best = errors.argmin(0)
+    alpha = alphas.gather(0, best[None])[0]
+    index = torch.zeros_like(rows)
+    z = _divided(unit, alpha.to(unit.dtype).index_select(1, owner))
+    index[:, order] = torch.cat([span.nearest(z[:, span.channels].contiguous()) for span in tables.spans], -1)
+    return torch.where(tables.bits > 0, index - tables.half, torch.zeros_like(index)).to(torch.int32), alpha
 
 
 def dequantize(codes: Tensor, alpha: Tensor, sigma: Tensor, tables: Tables) -> Tensor:
     """Latents of ``codes`` [..., C]: alpha sigma level."""
     index = codes.reshape(-1, codes.shape[-1]).to(sigma.dtype) + tables.half
-    values = torch.where(tables.bits > 0, tables.values(index), torch.zeros_like(index)).reshape(codes.shape)
-    return values * _by_channel(alpha, sigma) * sigma
+    return tables.values(index).reshape(codes.shape) * _by_channel(alpha, sigma) * sigma
 
 
 def noise_variance(alpha: Tensor, sigma: Tensor, bits: Tensor, uniform: bool = False) -> Tensor:

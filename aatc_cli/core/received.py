@@ -46,12 +46,32 @@ def received_attention(
 ) -> Tensor:
     """r of every token from causal attention of ``query`` [B, J, T, D] over exact ``keys`` [B, H, T, D]. -> [B, T].
 
-    Tokens whose last watching query lies beyond T have part of it. Queries go in tiles, so that no [T, T] is ever held.
+    Tokens whose last watching query lies beyond T have part of it.
     """
-    batch, length = query.shape[0], query.shape[2]
-    total = torch.zeros(batch, length, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device)
+    lags = watched_lags(window)
+    return received_by_head(query, keys, scaling, lags, sliding=sliding, sinks=sinks, softcap=softcap).sum(1)
+
+
+def received_by_head(
+    query: Tensor,
+    keys: Tensor,
+    scaling: float,
+    lags: tuple[int, int],
+    *,
+    sliding: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """r of every token and kv head, of the queries at distances ``lags[0]`` .. ``lags[1]``. -> [B, H, T].
+
+    From causal attention of ``query`` [B, J, T, D] over exact ``keys`` [B, H, T, D]. Queries go in tiles, so that no
+    [T, T] is ever held.
+    """
+    batch, length, heads = query.shape[0], query.shape[2], keys.shape[1]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    total = torch.zeros(batch, heads, length, dtype=dtype, device=query.device)
     places = torch.arange(length, device=query.device)
-    first, last = watched_lags(window)
+    first, last = lags
     tile = _tile(query)
     for start in range(0, length, tile):
         end = min(start + tile, length)
@@ -62,7 +82,9 @@ def received_attention(
                 query[:, :, start:end], keys[:, :, :end], allowed, scaling, sinks=sinks, softcap=softcap
             )
         band = slice(max(start - last, 0), max(end - first, 0))
-        total[:, band] += received_of(weights[..., band], lag[:, band], window)
+        watched = (lag[:, band] >= first) & (lag[:, band] <= last)
+        by_head = torch.unflatten(weights[..., band], 1, (heads, -1))
+        total[..., band] += (by_head * watched).square().sum((2, 3))
     return total
 
 

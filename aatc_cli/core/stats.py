@@ -9,11 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
 from aatc_cli.core.received import probe_sums, received_bins
 from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
+from aatc_cli.core.tile_classes import RANKS, TILE, tile_lags
+from aatc_cli.core.weights import fisher_weights, shrunk
 
 # parts of the tokens in which the products of queries are summed apart, where they divide them
 _PARTS = 4
@@ -30,6 +32,8 @@ class LayerStats:
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
     received [R]: tokens of those windows by the attention they received while exact (`core.received`), R bins of it;
     k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
+    k_ranks, v_ranks [2, RANKS, H, D, D] float32: sum of g g^T of each kv head over the tokens of whole tiles, by groups
+    of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
 
@@ -47,6 +51,8 @@ class LayerStats:
     received: Tensor
     k_probes: Tensor
     v_probes: Tensor
+    k_ranks: Tensor
+    v_ranks: Tensor
     filled: int = field(default=0)
     readers: int = field(default=0)
 
@@ -64,8 +70,10 @@ class LayerStats:
         "received",
         "k_probes",
         "v_probes",
+        "k_ranks",
+        "v_ranks",
     )
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes", "k_ranks", "v_ranks")
 
     @classmethod
     def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
@@ -91,6 +99,8 @@ class LayerStats:
             received=zeros(BINS),
             k_probes=zeros(BINS, channels, PROBES),
             v_probes=zeros(BINS, channels, PROBES),
+            k_ranks=zeros(2, RANKS, heads, dim, dim, dtype=torch.float32),
+            v_ranks=zeros(2, RANKS, heads, dim, dim, dtype=torch.float32),
         )
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
@@ -151,9 +161,52 @@ class LayerStats:
         total = self.k_probes if side == "k" else self.v_probes
         total += probe_sums(bins, gradients)
 
+    def add_ranked(self, side: Side, received: Tensor, gradients: Tensor, window: Window) -> None:
+        """Add the loss gradients [B, T, C] of one side by the ranks of the tokens, which received [B, H, T].
+
+        Only tiles count that every query that watches them was there for.
+        """
+        tiles = max(gradients.shape[1] - window.sinks - tile_lags(window.recent)[1], 0) // TILE
+        if not tiles:
+            return
+        whole = slice(window.sinks, window.sinks + tiles * TILE)
+        heads, dim = self.q_outer.shape[:2]
+        rows = gradients[:, whole].to(torch.promote_types(gradients.dtype, torch.float32))
+        by_head = torch.unflatten(rows, 2, (heads, dim)).transpose(1, 2)
+        by_tile = torch.unflatten(by_head, 2, (tiles, TILE))
+        total = self.k_ranks if side == "k" else self.v_ranks
+        own = torch.unflatten(received[..., whole], 2, (tiles, TILE))
+        for place, scores in enumerate((own.sum(1, keepdim=True).expand_as(own), own)):
+            order = scores.argsort(dim=-1, stable=True)[..., None].expand(*by_tile.shape)
+            ranked = torch.unflatten(by_tile.gather(3, order), 3, (RANKS, -1))
+            # [H, RANKS, B * tiles * tokens, D]: groups hold equally many tokens
+            groups = ranked.permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
+            with wide_products(gradients):
+                total[place] += (groups.mT @ groups).transpose(0, 1)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether gradients were added by rank."""
+        return bool(self.k_ranks.any())
+
+    def rank_costs(self, side: Side, decode: Tensor, shrinkage: float) -> Tensor:
+        """What noise in a latent channel costs for tokens of each group of ranks, relative to the average token.
+
+        decode [groups, E, E] -> float64 [2, RANKS, C], in the order of the layer and of each head; means over the ranks
+        are 1. Heads that share a group count one by one: what they cost together is taken to be in proportion.
+        """
+        ranks = self.k_ranks if side == "k" else self.v_ranks
+        found = []
+        for order in ranks.to(torch.float64):
+            blocks = [shrunk(torch.block_diag(*group), shrinkage) for group in order]  # type: ignore[no-untyped-call]
+            costs = torch.stack([fisher_weights(decode, block) for block in blocks])
+            mean = costs.mean(0)
+            found.append(torch.where(mean > 0, costs / torch.where(mean > 0, mean, torch.ones_like(mean)), 1.0))
+        return torch.stack(found)
+
     def tensors(self) -> dict[str, Tensor]:
         """The sums and the rows kept so far, by field name; what tokens received only where gradients were taken."""
-        absent = () if bool(self.received.any()) else self.OPTIONAL
+        absent = [name for name in self.OPTIONAL if not bool(getattr(self, name).any())]
         parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS if name not in absent}
         return parts | {name: parts[name][: self.filled] for name in ("k_rows", "v_rows")}
 

@@ -10,6 +10,8 @@ from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.sites import Library, PlannedWidths, Site, Sites, Tensors
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from aatc_cli.config import Geometry, HeadGroups, Settings
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies, Floats, SiteEnergy
@@ -88,7 +90,12 @@ class Quantizer(Choice, TableMaker):
 
 
 class Classes(Choice):
-    """How tokens are told apart."""
+    """How tokens are told apart.
+
+    measured: thresholds and shares are of the calibration text, and a Plan holds them; else a recipe says the shares.
+    """
+
+    measured: ClassVar[bool] = False
 
     def told_by(self) -> type[Settings] | None:
         """The model of its table ``[tokens]`` in a recipe, or None."""
@@ -97,6 +104,14 @@ class Classes(Choice):
     def count(self, recipe: RecipeFields) -> int:
         """Classes of tokens."""
         return 1
+
+    def shares(self, recipe: RecipeFields) -> Sequence[float]:
+        """Share of the tokens in every class, where a recipe says it."""
+        return (1.0,)
+
+    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor, thresholds: Tensor) -> Any:
+        """The codec of one site with widths ``bits`` [n, C] of n classes, from that of the first class."""
+        return codec
 
     def read(self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> Any:
         """Classes that a Transform of these watched ``lags`` tells apart, or None; raises `AatcError`."""

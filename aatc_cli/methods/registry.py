@@ -18,6 +18,7 @@ from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.received import Received
+from aatc_cli.methods.classes.tiles import Tiles
 from aatc_cli.methods.quantizers.block_max import BlockMax
 from aatc_cli.methods.quantizers.float8 import Float8
 from aatc_cli.methods.quantizers.float16 import Float16
@@ -26,6 +27,7 @@ from aatc_cli.methods.quantizers.hqq import Hqq
 from aatc_cli.methods.quantizers.lloyd import Lloyd
 from aatc_cli.methods.quantizers.lloyd_norm import LloydNorm
 from aatc_cli.methods.quantizers.quanto import Quanto
+from aatc_cli.methods.quantizers.restored import RestoredLloyd, RestoredUniform
 from aatc_cli.methods.quantizers.signposts import Signposts
 from aatc_cli.methods.quantizers.squat import Squat
 from aatc_cli.methods.quantizers.token_max import TokenMax
@@ -65,6 +67,8 @@ QUANTIZERS: Sequence[Quantizer] = (
     TokenMax(),
     Lloyd(),
     UniformLevels(),
+    RestoredLloyd(),
+    RestoredUniform(),
     Grouped(),
     LloydNorm(),
     Signposts(),
@@ -75,7 +79,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     Hqq(),
     Float16(),
 )
-CLASSES: Sequence[Classes] = (OneClass(), Received())
+CLASSES: Sequence[Classes] = (OneClass(), Tiles(), Received())
 
 AXES: Mapping[Axis, Sequence[Choice]] = {
     "transform": TRANSFORMS,

@@ -25,6 +25,10 @@ class Tensors(Protocol):
         """Where they lie."""
         ...
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        ...
+
     def floats(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Finite floats of ``shape`` (-1: any length); raises `ArtifactError` when they are something else."""
         ...

@@ -31,6 +31,9 @@ def attempt(name: str, load: Callable[[], T]) -> T:
         packages = " ".join(needed)
         raise AatcError(f"cannot load {name} without {packages}", f"pip install {packages}") from error
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for the same user mistake
+        if isinstance(error, MemoryError) or "llocate memory" in str(error):
+            problem = f"there is not enough memory to load {name}"
+            raise AatcError(problem, "close other programs; --dtype bfloat16 halves the model") from error
         if "trust_remote_code" in str(error):
             raise AatcError(
                 f"cannot load {name}: it needs code that comes with the model, which aatc never runs",

@@ -95,6 +95,7 @@ class Hooks:
     ) -> None:
         self.admit = admit
         self.begin: Callable[[], None] = lambda: None
+        self.begun = False
         self.layers = layers
         self.function = function
         self.name = name
@@ -170,6 +171,7 @@ class Hooks:
     def _start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._forget()
         self.begin()
+        self.begun = True
         check_call(module, args, kwargs, self.name, len(self.layers))
         # with the logits of k + 1 positions asked for, the last k tokens are candidates: see CacheCall.prompt
         keep = kwargs.get("logits_to_keep")
@@ -181,7 +183,7 @@ class Hooks:
     def _forget(self) -> None:
         if self.attached is not None:
             self.attached.attached = False
-        self.attached, self.keep = None, None
+        self.attached, self.keep, self.begun = None, None, False
         self.seen.clear()
         self.rotations.clear()
 
@@ -218,6 +220,11 @@ class Hooks:
         tables = kwargs.get("position_embeddings")
         if tables is None or id(tables[0]) not in self.rotations:
             raise AatcError("this model does not pass rotary tables to its attention", "it is not supported yet")
+        if not self.begun:
+            raise AatcError(
+                "a part of the attached model was called by itself, or its forward without its hooks",
+                "call the model, or generate",
+            )
         if self.admit is not None and self.attached is not cache:
             self.admit(cache)
         self.seen["rotation"] = self.rotations[id(tables[0])]

@@ -70,6 +70,11 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], implem
             f"the attention implementation was set to {config._attn_implementation!r} inside the block",
             "set it before the block; inside it the compressed cache does the attention",
         )
+    if torch.is_autocast_enabled(next(model.parameters()).device.type):
+        raise AatcError(
+            "under torch.autocast a compressed cache would compute its codes in half precision",
+            "leave autocast, and load the model in the dtype it shall compute in",
+        )
     if kwargs.get("use_cache") is False and any(isinstance(value, HostedCache) for value in kwargs.values()):
         raise AatcError("use_cache=False leaves a compressed cache without its tokens", "leave use_cache out")
     wanted = kwargs.get("output_attentions")

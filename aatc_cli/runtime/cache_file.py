@@ -13,7 +13,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from aatc_cli.artifacts.disk import flush, read_record, replace_directory, temporary_beside, unwritable, write_text
 from aatc_cli.artifacts.locking import locked, sweep
@@ -24,12 +23,13 @@ from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.profiles import explain
 from aatc_cli.runtime.batch import Group
+from aatc_cli.runtime.model_digest import model_digest
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.state import CompressedState
 
-# numbers of every weight that go into the model's digest
-_SAMPLES = 64
+# version 1 knew a model by 64 numbers of every weight
+_VERSION = 2
 
 
 class _Record(BaseModel):
@@ -47,7 +47,7 @@ class GroupRecord(_Record):
 class CacheManifest(_Record):
     """What the tensors of a saved cache mean and whose they are. ``digest`` covers every other field."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     kind: Literal["cache"]
     plan: str
     model: str
@@ -75,7 +75,7 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
         raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     draft = CacheManifest(
-        schema_version=1,
+        schema_version=2,
         kind="cache",
         plan=spec.digest,
         model=model_digest(session.model),
@@ -186,16 +186,6 @@ def _saved_spec(session: Session) -> CacheSpec:
     return session.spec
 
 
-def model_digest(model: nn.Module) -> str:
-    """sha256 over names, shapes, dtypes and evenly spaced numbers of all parameters."""
-    found = []
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        places = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).round().long()
-        found.append([name, list(parameter.shape), str(parameter.dtype), tensor_digest(flat[places.to(flat.device)])])
-    return digest_of(found)
-
-
 def _read_manifest(folder: Path) -> CacheManifest:
     file = folder / MANIFEST
     if not file.is_file():
@@ -205,9 +195,9 @@ def _read_manifest(folder: Path) -> CacheManifest:
         version = json.loads(text).get("schema_version")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(folder, f"its manifest cannot be read: {error}") from error
-    if type(version) is not int or version != 1:
+    if type(version) is not int or version != _VERSION:
         raise ArtifactError(
-            f"{folder} has schema version {version!r}; this aatc reads version 1", "save the cache again"
+            f"{folder} has schema version {version!r}; this aatc reads version {_VERSION}", "save the cache again"
         )
     try:
         manifest = CacheManifest.model_validate_json(text)

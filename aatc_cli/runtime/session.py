@@ -91,13 +91,14 @@ class Session:
         Raises `AatcError` for a model that is attached already, compiled, or changed since the session began.
         """
         self.check_model()
+        self.watch.check_numbers()
         if self.spec is None:
             yield self
             return
         check_model(self.model)
         with (
             hosted(self.model, self.layers, attend, self.admit) as hooks,
-            caches_of_assistant(self.model, self.keyword, self.new_cache),
+            caches_of_assistant(self.model, self.keyword, self._draft_cache),
         ):
             hooks.begin = self._begin(self.watch.hooks())
             yield self
@@ -123,6 +124,12 @@ class Session:
         if not owner.watch.same(self.watch):
             raise _foreign("the model before it was changed", owner.name, self.name)
         cache.owner = self
+
+    def _draft_cache(self) -> Any:
+        """A cache for drafts, which are taken back whatever was packed meanwhile."""
+        cache = self.new_cache()
+        cache.state.recording = cache.state.drafting = True
+        return cache
 
     def _begin(self, hooks: tuple[int, ...]) -> Any:
         def begin() -> None:

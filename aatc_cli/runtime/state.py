@@ -39,7 +39,10 @@ class CompressedState:
         self.refused = False
         # a step that is captured once and replayed looks at nothing on the device: see `advance`
         self.steady = False
+        # of an assistant, which drafts several steps before it takes some of them back
+        self.drafting = False
         self.groups: list[Group] = []
+        self._done: list[Step] = []
         self._step: Step | None = None
         self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
 
@@ -75,7 +78,7 @@ class CompressedState:
     def select(self, rows: Tensor) -> None:
         """Keep the sequences ``rows``, in this order, repeats allowed."""
         wanted: list[int] = rows.tolist()
-        self._step = None
+        self._step, self._done = None, []
         if wanted == list(range(self.batch)):
             return
         groups = []
@@ -92,32 +95,47 @@ class CompressedState:
         A recorded step is undone exactly, as if its last tokens had never come. Otherwise only tokens that are still
         exact can go: those behind them stay packed. Raises `AatcError` when more is asked for, with nothing changed.
         """
-        step, self._step = self._step, None
+        steps, self._done, self._step = self._done, [], None
         if count == 0:
             return
-        if step is not None and step.before and all(count <= new for new in step.counts):
-            for group, new, before in zip(self.groups, step.counts, step.before, strict=True):
-                group.length -= count
-                kept = slice(step.width - new, step.width - count)
-                for store, after, (keys, values) in zip(before, group.stores, step.given, strict=True):
-                    store.again(after, keys[group.rows, kept], values[group.rows, kept])
-                group.stores = before
-        else:
-            room = min((group.length - self._least(group) for group in self.groups), default=0)
-            if count > room:
-                raise AatcError(
-                    f"cannot take back {count} tokens: only the latest {room} are still exact, the rest is packed",
-                    "copy the cache before the tokens you may want to take back, or begin a new one",
-                )
-            for group in self.groups:
-                group.length -= count
-                for store in group.stores:
-                    store.drop(count)
+        if count <= sum(step.width for step in steps) and all(self._undoable(step, count) for step in steps):
+            self.columns -= count
+            while count:
+                step = steps.pop()
+                taken = min(count, step.width)
+                self._undo(step, taken)
+                count -= taken
+            return
+        room = min((group.length - self._least(group) for group in self.groups), default=0)
+        if count > room:
+            raise AatcError(
+                f"cannot take back {count} tokens: only the latest {room} are still exact, the rest is packed",
+                "copy the cache before the tokens you may want to take back, or begin a new one",
+            )
+        for group in self.groups:
+            group.length -= count
+            for store in group.stores:
+                store.drop(count)
         self.columns -= count
+
+    def _undoable(self, step: Step, count: int) -> bool:
+        """Whether a recorded step can give back its last ``count`` columns, or all it has."""
+        fits = len(step.before) == len(self.groups) and all(len(before) for before in step.before)
+        return fits and all(new >= min(count, step.width) for new in step.counts)
+
+    def _undo(self, step: Step, count: int) -> None:
+        """Undo the last ``count`` tokens of a recorded step."""
+        for group, new, before in zip(self.groups, step.counts, step.before, strict=True):
+            group.length -= count
+            kept = slice(step.width - new, step.width - count)
+            for store, after, (keys, values) in zip(before, group.stores, step.given, strict=True):
+                store.again(after, keys[group.rows, kept], values[group.rows, kept])
+            group.stores = before
 
     def reset(self) -> None:
         """Forget everything."""
-        self.groups, self.columns, self.batch, self._step, self.refused = [], 0, -1, None, False
+        self.groups, self.columns, self.batch, self.refused = [], 0, -1, False
+        self._step, self._done = None, []
 
     @torch.no_grad()
     def attend(self, call: CacheCall) -> Tensor:
@@ -146,7 +164,9 @@ class CompressedState:
         if layer == len(self.spec.windows) - 1:
             self._tables.clear()
             self._check(step.fresh)
-            self._step = step if self.recording else None
+            self._step = None
+            if self.recording:
+                self._done = [*(self._done if self.drafting else []), step]
         return out
 
     def take(self, call: CacheCall) -> None:
@@ -293,7 +313,7 @@ class CompressedState:
             check_rows(fresh)
             fresh.clear()
         except AatcError:
-            self._step, self.refused = None, True
+            self._step, self._done, self.refused = None, [], True
             raise
 
     def _check_limit(self, lengths: list[int]) -> None:
@@ -316,6 +336,7 @@ class CompressedState:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self)(self.spec)
         new.columns, new.batch, new.recording, new.refused = self.columns, self.batch, self.recording, self.refused
+        new.drafting = self.drafting
         new.groups = [group.select(list(range(len(group.rows))), list(group.rows), self.spec) for group in self.groups]
         return new
 

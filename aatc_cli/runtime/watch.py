@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +20,33 @@ from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 
 _AGAIN = "undo the change, or begin a new session with the changed model"
 # rotations of these kinds write their frequencies anew, as the length asks for
-_MOVING = ("dynamic", "longrope")
-
-
-# where a tensor lies, how often torch wrote to it, and what it is of
-_Mark = tuple[int, int, int, torch.dtype]
+MOVING = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A module as it was: its children, tensors and adapters. ``moving``: its buffers change as a matter of course."""
+    """A module as it was: its children by identity, how many parameters and buffers it had, its adapters."""
 
     name: str
     module: nn.Module
-    moving: bool
-    children: tuple[int, ...]
-    marks: tuple[_Mark, ...]
-    adapters: str
+    children: list[int]
+    counts: tuple[int, int]
+    adapters: str | None
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor of a module as it was: the dictionary that holds it, where its numbers lie, how often they changed."""
+
+    module: str
+    place: dict[str, Any]
+    name: str
+    tensor: Tensor
+    address: int
+    version: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class ModelWatch:
@@ -45,6 +56,7 @@ class ModelWatch:
         parameter = next(model.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         self.parts = [_part(name, module) for name, module in model.named_modules()]
+        self.held = [held for part in self.parts for held in _held(part)]
         self.taps = [
             (f"{layer.name}.{side}", tap.module)
             for layer in layers
@@ -53,21 +65,47 @@ class ModelWatch:
         ]
 
     def check(self) -> None:
-        """Raise `AatcError` naming the first difference."""
+        """Raise `AatcError` naming the first difference. It is called for every token: a microsecond a module."""
         for part in self.parts:
             module = part.module
-            if tuple(map(id, module._modules.values())) != part.children:
+            children = module._modules
+            if (children or part.children) and [*map(id, children.values())] != part.children:
                 raise _changed(f"the modules of {part.name or 'the model'} were replaced or added to (an adapter?)")
-            if _adapters(module) != part.adapters:
+            if (len(module._parameters), len(module._buffers)) != part.counts:
+                raise _changed(f"the weights of {part.name or 'the model'} were changed")
+            if part.adapters is not None and _adapters(module) != part.adapters:
                 raise _changed(f"the adapters of {part.name} were switched")
-            if _marks(module, part.moving) != part.marks:
-                raise self._other(part)
             if module.training:
                 _check_training(part.name, module)
+        for held in self.held:
+            tensor: Tensor | None = held.place.get(held.name)
+            if (
+                tensor is None
+                or tensor is not held.tensor
+                or _version(tensor) != held.version
+                or tensor.data_ptr() != held.address
+            ):
+                raise self._other(held, tensor)
+
+    def check_numbers(self) -> None:
+        """Raise `AatcError` for plain numbers of a module that are others: an epsilon, a scale, a dropout.
+
+        Too slow for every token, so it is for the beginning of a block.
+        """
+        for part in self.parts:
+            now = _numbers(part.module)
+            if now != part.numbers:
+                names = ", ".join(
+                    sorted(name for name in now | part.numbers if now.get(name) != part.numbers.get(name))
+                )
+                raise _changed(f"{names} of {part.name or 'the model'} is another number")
 
     def same(self, other: ModelWatch) -> bool:
         """Whether another watch began with the model in the same state."""
-        return self.parts == other.parts
+        mine, theirs = (
+            [(id(held.tensor), held.address, held.version) for held in watch.held] for watch in (self, other)
+        )
+        return mine == theirs and self.parts == other.parts
 
     def hooks(self) -> tuple[int, ...]:
         """How many hooks are on every output that a cache reads."""
@@ -83,39 +121,50 @@ class ModelWatch:
                     "register the hook before the model is attached",
                 )
 
-    def _other(self, part: _Part) -> AatcError:
-        """The error for tensors of a module that are not those they were."""
-        now = next((tensor for tensor in _tensors(part.module, part.moving)), None)
-        if now is not None and part.marks and now.dtype != part.marks[0][3]:
-            return _changed(f"the model is {_short(now.dtype)} now and was {_short(part.marks[0][3])}")
-        if now is not None and now.device != self.device:
-            return _changed(f"the model lies on {now.device} now and lay on {self.device}")
-        return _changed(f"the weights of {part.name or 'the model'} were changed")
+    def _other(self, held: _Held, now: Tensor | None) -> AatcError:
+        """The error for a tensor that is not the one it was."""
+        if now is not None and now.dtype != held.dtype:
+            return _changed(f"the model is {_short(now.dtype)} now and was {_short(held.dtype)}")
+        if now is not None and now.device != held.device:
+            return _changed(f"the model lies on {now.device} now and lay on {held.device}")
+        return _changed(f"the weights of {held.module or 'the model'} were changed")
 
 
 def _part(name: str, module: nn.Module) -> _Part:
-    moving = getattr(module, "rope_type", None) in _MOVING
-    children = tuple(map(id, module._modules.values()))
-    return _Part(name, module, moving, children, _marks(module, moving), _adapters(module))
+    children = [*map(id, module._modules.values())]
+    counts = len(module._parameters), len(module._buffers)
+    return _Part(name, module, children, counts, _adapters(module), _numbers(module))
 
 
-def _tensors(module: nn.Module, moving: bool) -> list[Tensor]:
-    found: list[Tensor] = [part for part in module._parameters.values() if part is not None]
-    return found if moving else found + [part for part in module._buffers.values() if part is not None]
+def _held(part: _Part) -> list[_Held]:
+    moving = getattr(part.module, "rope_type", None) in MOVING
+    places: list[dict[str, Any]] = [part.module._parameters, {} if moving else part.module._buffers]
+    return [
+        _Held(part.name, place, name, tensor, tensor.data_ptr(), _version(tensor), tensor.dtype, tensor.device)
+        for place in places
+        for name, tensor in place.items()
+        if tensor is not None
+    ]
 
 
-def _marks(module: nn.Module, moving: bool) -> tuple[_Mark, ...]:
-    return tuple(
-        (id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype)
-        for tensor in _tensors(module, moving)
-    )
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
-def _adapters(module: nn.Module) -> str:
-    """Which adapters act in a module, as the libraries that add them tell."""
+def _adapters(module: nn.Module) -> str | None:
+    """Which adapters act in a module, as the libraries that add them tell; None where there are none."""
     found = module.__dict__
-    names = ("_active_adapter", "_disable_adapters", "merged_adapters")
-    return repr([found[name] for name in names]) if names[0] in found else ""
+    if "_active_adapter" not in found:
+        return None
+    return repr([found.get(name) for name in ("_active_adapter", "_disable_adapters", "merged_adapters")])
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """The plain numbers among a module's attributes; whether it is in train mode is not one of them."""
+    if getattr(module, "rope_type", None) in MOVING:
+        return {}
+    found = module.__dict__.items()
+    return {name: value for name, value in found if type(value) in (int, float, bool) and name != "training"}
 
 
 def _check_training(name: str, module: nn.Module) -> None:

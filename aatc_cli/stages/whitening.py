@@ -18,6 +18,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.rated import received_table
 from aatc_cli.core.stats import LayerStats
+from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.core.transform import group_moments
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.methods.registry import table_makers, transform_of
@@ -36,7 +37,12 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
     def whitened(layer: int) -> WhitenedLayer:
         rate_layer = rates.layer(layer)
         basis_layer = rate_layer if same else basis.layer(layer)
-        return whiten_layer(basis_layer, rate_layer, settings, place, watched=watched)
+        found = whiten_layer(basis_layer, rate_layer, settings, place, watched=watched)
+        if rate_layer.ranked:
+            window = rates.settings.window
+            ranked = (window.sinks, tile_lags(window.recent)[1])
+            found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
+        return found
 
     def joint() -> Iterator[tuple[str, Tensor]]:
         if transform_of(settings.transform).over_layers:
@@ -72,6 +78,8 @@ def whiten_layer(
             sites[side] = codec.to("cpu", torch.float64), weight.cpu(), loss_weight.cpu()
             found = _site_tables(side, rates, sites[side][0].encode, settings)
             tables |= {f"{side}.{name}": tensor for name, tensor in found.items()}
+            if rates.ranked:
+                tables[f"{side}.ranks"] = rate_layer.rank_costs(side, codec.decode, settings.shrinkage).cpu()
         if watched:
             tables["received"] = received_table(rate_layer, settings.shrinkage).cpu()
     return WhitenedLayer(sites, tables)

@@ -68,3 +68,6 @@ def test_completion() -> None:
 
     assert "collect" in completed("aatc co")
     assert "--budget" in completed("aatc allocate --bud")
+    assert "kl" in completed("aatc eval k")
+    assert {"paper", "paper-fused"} <= set(completed("aatc allocate --recipe pap"))
+    assert "llama-3.1-8b-instruct" in completed("aatc inspect --profile llama-3.1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aatc_cli.errors import AatcError
-from aatc_cli.models import hub
+from aatc_cli.models import hub, loading
 from aatc_cli.models.loading import find_model, identify, load_config, load_model, load_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -176,3 +176,21 @@ def test_a_model_of_the_hub_is_one_commit(copy, monkeypatch, tmp_path):
     local = find_model(str(copy))
     assert found.weights_fingerprint == identify(local, load_config(local), load_tokenizer(local)).weights_fingerprint
     assert load_model(source).config.hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError("unable to mmap 538090408 bytes from file <m>: Cannot allocate memory (12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+    ids=["python", "mapping", "torch"],
+)
+def test_little_memory_while_loading_is_one_error(copy, monkeypatch, error):
+    def fail(*args, **keywords):
+        raise error
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(AatcError, match="not enough memory to load copy"):
+        load_model(find_model(str(copy)))

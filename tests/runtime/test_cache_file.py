@@ -90,7 +90,7 @@ def test_another_plan_window_or_model_is_refused(llama, codecs, saved, new_model
         (lambda f: f.joinpath("tensors.safetensors").unlink(), "is missing"),
         (lambda f: f.joinpath("manifest.json").write_text("{"), "cannot be read"),
         (lambda f: f.joinpath("manifest.json").write_text("[]"), "cannot be read"),
-        (lambda f: edit(f, schema_version=2), "schema version 2"),
+        (lambda f: edit(f, schema_version=1), "schema version 1; this aatc reads version 2"),
         (lambda f: edit(f, columns=31), "own digest"),
         (lambda f: edit(f, extra=1), "not valid"),
         (lambda f: flip(f / "tensors.safetensors", -1), "not the one recorded"),

@@ -93,6 +93,22 @@ def sdpa_timings(geometry: Geometry, batch: int, context: int, repeats: int, dev
     return found
 
 
+@dataclass(frozen=True)
+class FusedInputs:
+    """What one call reads: caches uint8 [B, tiles, tile_bytes] that are cycled through, exact rows, a query [B, Hq, D].
+
+    counters int32 [B]: cached tokens, packed tiles, first visible token.
+    """
+
+    caches: list[Tensor]
+    keys: Tensor
+    values: Tensor
+    query: Tensor
+    counters: tuple[Tensor, Tensor, Tensor]
+    slot_angles: Tensor
+    tile_angles: Tensor
+
+
 @dataclass
 class FusedBench:
     """One layer's fused attention over random tiles."""
@@ -150,70 +166,66 @@ class FusedBench:
 
     def measure(self, repeats: int, tuning: Tuning | None = None) -> tuple[Timing, float]:
         """Times of a call, and the relative error of the first sequence's output to the float64 twin."""
-        device, decoder = self.tables.decode.device, self.decoder(tuning)
+        decoder, given = self.decoder(tuning), self._inputs()
+        rows, single = self.tables.token_angles(self.frequencies), self.frequencies.to(torch.float32)
+        out = torch.empty_like(given.query)
+
+        def call() -> int:
+            for data in given.caches:
+                decoder(
+                    given.query,
+                    data,
+                    self.tables,
+                    single,
+                    given.tile_angles,
+                    rows,
+                    given.keys,
+                    given.values,
+                    given.slot_angles,
+                    *given.counters,
+                    out,
+                )
+            return len(given.caches)
+
+        call()
+        expected = self._expected(given)
+        error = float((out[:1] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+        moved = self.batch * self.tiles * self.tables.tile_bytes + given.keys.nbytes + given.values.nbytes
+        return Timing("fused", graph_seconds(call, repeats), moved), error
+
+    def _inputs(self) -> FusedInputs:
+        """Random tiles, exact rows and a query from seed 0, and the counters and angles of a full cache."""
+        device, window, tables = self.tables.decode.device, self.window, self.tables
         generator = torch.Generator(device).manual_seed(0)
-        size = self.batch * self.tiles * self.tables.tile_bytes
-        caches = [
-            random_tiles(self.batch, max(self.tiles, 1), self.tables, generator) for _ in range(copies_of(max(size, 1)))
-        ]
-        slots, channels = self.window.sinks + self.window.recent, self.geometry.channels
-        exact = [
-            torch.randn(self.batch, slots, channels, device=device, dtype=torch.bfloat16, generator=generator)
-            for _ in range(2)
-        ]
-        query = torch.randn(
-            self.batch,
-            self.geometry.heads,
-            self.geometry.head_dim,
-            device=device,
-            dtype=torch.bfloat16,
-            generator=generator,
-        )
+        most, size = max(self.tiles, 1), self.batch * self.tiles * tables.tile_bytes
+        caches = [random_tiles(self.batch, most, tables, generator) for _ in range(copies_of(max(size, 1)))]
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(self.batch, *shape, device=device, dtype=torch.bfloat16, generator=generator)
+
+        slots = window.sinks + window.recent
+        keys, values = (normal(slots, self.geometry.channels) for _ in range(2))
+        query = normal(self.geometry.heads, self.geometry.head_dim)
         tokens, tiles, hidden = (
             torch.full((self.batch,), value, dtype=torch.int32, device=device)
             for value in (self.context, self.tiles, 0)
         )
-        index = torch.arange(self.window.sinks + TILE * self.tiles, self.context, device=device)
+        index = torch.arange(window.sinks + TILE * self.tiles, self.context, device=device)
         positions = torch.arange(slots, device=device)
-        positions[self.window.sinks + (index - self.window.sinks) % self.window.recent] = index
-        angles = slot_angles(self.frequencies, positions)
-        starts = tile_angles(self.frequencies, self.window.sinks, max(self.tiles, 1))
-        rows, single = self.tables.token_angles(self.frequencies), self.frequencies.to(torch.float32)
-        out = torch.empty_like(query)
+        positions[window.sinks + (index - window.sinks) % window.recent] = index
+        angles = slot_angles(self.frequencies, positions), tile_angles(self.frequencies, window.sinks, most)
+        return FusedInputs(caches, keys, values, query, (tokens, tiles, hidden), *angles)
 
-        def call() -> int:
-            for data in caches:
-                decoder(
-                    query,
-                    data,
-                    self.tables,
-                    single,
-                    starts,
-                    rows,
-                    exact[0],
-                    exact[1],
-                    angles,
-                    tokens,
-                    tiles,
-                    hidden,
-                    out,
-                )
-            return len(caches)
-
-        call()
-        expected = decode_attention(
-            query[:1],
-            caches[-1][:1],
+    def _expected(self, given: FusedInputs) -> Tensor:
+        """What the twin gives for the first sequence of the last cache."""
+        return decode_attention(
+            given.query[:1],
+            given.caches[-1][:1],
             self.tables.held(),
             self.frequencies,
-            exact[0][:1],
-            exact[1][:1],
-            tokens[:1],
-            tiles[:1],
-            hidden[:1],
+            given.keys[:1],
+            given.values[:1],
+            *(counter[:1] for counter in given.counters),
             sinks=self.window.sinks,
             scaling=self.geometry.head_dim**-0.5,
         )
-        error = float((out[:1] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-        moved = size + self.batch * slots * channels * 4
-        return Timing("fused", graph_seconds(call, repeats), moved), error

@@ -75,12 +75,7 @@ def measure_geometry(
     is the fastest attention on a bfloat16 cache in place. Raises `AatcError` without a GPU (or, for the fused cache,
     CuPy), or when the output is not the twin's.
     """
-    if not options.device.startswith("cuda"):
-        raise AatcError("a geometry is timed on a CUDA device", "give --device cuda, or name a model")
-    if groups is None and not fused_available():
-        raise AatcError(
-            "the fused kernels are timed on a CUDA device with CuPy", "pip install 'aatc[cuda]', or give --groups all"
-        )
+    _check_device(options.device, groups)
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
     found, rates = Findings(), device_rates(device) if groups is None else None
     with progress("eval speed", len(sizes) * (1 + 2 * whole)) as ticker:
@@ -117,6 +112,16 @@ def measure_geometry(
         configurations=found.configurations,
         left_out=found.left_out,
     )
+
+
+def _check_device(device: str, groups: int | None) -> None:
+    """Raise `AatcError` where the cache of these head groups cannot be timed."""
+    if not device.startswith("cuda"):
+        raise AatcError("a geometry is timed on a CUDA device", "give --device cuda, or name a model")
+    if groups is None and not fused_available():
+        raise AatcError(
+            "the fused kernels are timed on a CUDA device with CuPy", "pip install 'aatc[cuda]', or give --groups all"
+        )
 
 
 def _rates(rates: DeviceRates | None) -> SpeedRates | None:

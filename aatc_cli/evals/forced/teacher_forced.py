@@ -22,6 +22,7 @@ from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rated import RatedCodec
+from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
@@ -30,7 +31,7 @@ from aatc_cli.models.capture import capture
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -66,7 +67,10 @@ def method_logits(
 
 
 def reconstruct(
-    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec | RatedCodec], sinks: int, coordinates: Coordinates
+    inputs: LayerInputs,
+    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec],
+    sinks: int,
+    coordinates: Coordinates,
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
@@ -83,7 +87,7 @@ def reconstruct(
 
     def coded(x: Tensor, side: Side) -> Tensor:
         codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | RatedCodec)
+        assert not isinstance(codec, LayersCodec | RatedCodec | TileCodec)
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":

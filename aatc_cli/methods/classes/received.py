@@ -8,6 +8,8 @@ from aatc_cli.methods.axes import together
 from aatc_cli.methods.choices import Classes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from aatc_cli.config import Geometry, HeadGroups, Settings
     from aatc_cli.core.allocate import Allocation, Energies
     from aatc_cli.core.layout import CacheLayout
@@ -23,6 +25,7 @@ class Received(Classes):
     name = "received"
     meaning = "shares of the tokens, by thresholds of received attention"
     goes_with = together(quantizer=("packed",), allocator=("waterfill",))
+    measured = True
 
     def told_by(self) -> type[Settings]:
         """The shares."""
@@ -38,6 +41,16 @@ class Received(Classes):
     def count(self, recipe: RecipeFields) -> int:
         """One for each share."""
         return len(shares_of(recipe))
+
+    def shares(self, recipe: RecipeFields) -> tuple[float, ...]:
+        """Those asked for; found ones differ."""
+        return shares_of(recipe)
+
+    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor, thresholds: Tensor) -> Any:
+        """One codec for each class, chosen by thresholds."""
+        from aatc_cli.core.rated import RatedCodec
+
+        return RatedCodec(tuple(codec.with_bits(widths) for widths in bits), thresholds)
 
     def read(
         self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from aatc_cli.methods.axes import together
 from aatc_cli.methods.choices import Quantizer
@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 
 class Packable(Quantizer):
-    """Latents over a token scale for every head group; the layout counts scales and matrices itself."""
+    """Latents over a token scale for every head group; the layout counts scales and matrices itself.
 
+    levels: whose levels they are, where not its own; restored: share of the lost size that reading gives back.
+    """
+
+    levels: ClassVar[str | None] = None
+    restored: ClassVar[float] = 0.0
     packed = True
     kinds = ("packed",)
     goes_with = together(transform=("linear",), allocator=("channels",))
@@ -37,9 +42,10 @@ class Packable(Quantizer):
             parts["scale"],
             torch.tensor(site.widths),
             parts["variance"],
-            quantizer=cast(Literal["uniform-token-max", "lloyd", "uniform"], self.name),
+            quantizer=cast(Literal["uniform-token-max", "lloyd", "uniform"], self.levels or self.name),
             weight=parts[chosen] if chosen is not None else None,
             scale_bits=choices.recipe.scale_bits,
+            restored=self.restored,
         )
 
     def codec(self, choices: Choices, site: Site) -> Any:

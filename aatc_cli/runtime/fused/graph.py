@@ -29,6 +29,9 @@ class GraphDecoder:
             raise AatcError("a cache that grows cannot be captured", "make it by session.new_cache(room=TOKENS)")
         self.tokens = first[:, None].clone()
         [group] = self.state.groups
+        # the prompt has moved nothing on the device yet: every captured step goes on from here
+        self.shared.turn(group.offset)
+        self.shared.move(self.stores[0].tokens, self.stores[0].packed)
         self.positions = torch.full_like(self.tokens, group.offset + group.length)
         self.logits: Tensor | None = None
         self._capture()

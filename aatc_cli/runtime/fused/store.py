@@ -78,7 +78,11 @@ class FusedStore(StoreParts):
         """Make room for ``tokens`` tokens; raises `AatcError` beyond a room that was asked for."""
         if self.room is not None and tokens > self.room:
             raise AatcError(f"{tokens} tokens are more than the capacity of {self.room}", "make a larger cache")
-        needed, held = packed_tokens(tokens, self.window) // TILE, int(self.data.shape[1])
+        self._hold(packed_tokens(tokens, self.window) // TILE)
+
+    def _hold(self, needed: int) -> None:
+        """Make room for as many tiles, and for some more of a store that grows."""
+        held = int(self.data.shape[1])
         if needed > held:
             held = max(self.shared.max_tiles, needed + max(needed // _SHARE, _SPARE))
             data = self.data.new_zeros(self.data.shape[0], held, self.data.shape[2])
@@ -135,6 +139,8 @@ class FusedStore(StoreParts):
         sinks, slots = exact_slots(tokens, self.window)
         tiles = int(tensors["tiles"].shape[1])
         self.reserve(tokens)
+        # a step back leaves more packed than the rule asks for
+        self._hold(tiles)
         self.tokens, self.packed = tokens, tiles * TILE
         self.data[:, :tiles] = tensors["tiles"]
         for name, rows in (("keys", self.keys), ("values", self.values)):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
-from aatc_cli.core.received import received_attention
 from aatc_cli.evals.forced.teacher_forced import mixed_attention
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override
@@ -24,8 +23,9 @@ from aatc_cli.models.recompute import recomputed
 
 # called with (layer, side, gradients [B * T, C]); tokens that no query read packed have gradient zero
 OnGradient = Callable[[int, Side, Tensor], None]
-# called with (layer, r [B, T]) before the layer's gradients are known; twice where layers are recomputed
-OnReceived = Callable[[int, Tensor], None]
+# called with what the attention of a layer gets, before the layer's gradients are known; twice where layers are
+# recomputed
+OnInputs = Callable[[LayerInputs], None]
 # tokens whose probabilities are summed before any is looked at
 _BLOCK = 256
 
@@ -39,13 +39,13 @@ def fisher_pass(
     on_gradient: OnGradient,
     *,
     recompute: bool = False,
-    on_received: OnReceived | None = None,
+    on_inputs: OnInputs | None = None,
 ) -> None:
     """One forward and one backward pass over windows ``tokens`` [B, T]; the model's parameters get no gradients.
 
     ``generators`` are of the CPU, one for every window, so that what a window samples does not depend on the batch it
     is in. The copies stay in the graph: the gradient at a layer's cache includes what its noise does to the caches of
-    later layers. ``on_received`` is told first what attention every token received while exact (`core.received`).
+    later layers. ``on_inputs`` sees the inputs of every attention first, outside of the graph.
     Memory is one graph of B sequences; with ``recompute`` the graph of one layer and the inputs of all, for one more
     forward pass.
     """
@@ -56,8 +56,9 @@ def fisher_pass(
     def attend(inputs: LayerInputs) -> Tensor:
         k_copy, v_copy = _watched(inputs, "k", on_gradient), _watched(inputs, "v", on_gradient)
         site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
-        if on_received is not None:
-            on_received(site.layer, _received(inputs, window))
+        if on_inputs is not None:
+            with torch.no_grad():
+                on_inputs(inputs)
 
         def by_head(x: Tensor, bias: Tensor | None) -> Tensor:
             return rebias(x, bias).reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
@@ -77,20 +78,6 @@ def fisher_pass(
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
-
-
-@torch.no_grad()
-def _received(inputs: LayerInputs, window: Window) -> Tensor:
-    site = inputs.site
-    return received_attention(
-        inputs.query,
-        inputs.key,
-        inputs.scaling,
-        window,
-        sliding=inputs.sliding_window,
-        sinks=site.sinks,
-        softcap=site.softcap,
-    )
 
 
 def _watched(inputs: LayerInputs, side: Side, on_gradient: OnGradient) -> Tensor:

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from aatc_cli.core import Side
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received_bins import watched_lags
 from aatc_cli.core.stats import sample_rows
+from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import non_finite
+from aatc_cli.models.attention import LayerInputs
 from aatc_cli.models.capture import capture
 from aatc_cli.models.placement import input_device
 from aatc_cli.stages.collecting.fisher import fisher_pass
@@ -142,14 +146,21 @@ def run_gradients(
     """
     sums: dict[tuple[int, Side], Tensor] = {}
     received: dict[int, Tensor] = {}
+    by_head: dict[int, Tensor] = {}
     window, length = job.settings.window, job.settings.length
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
+
+    def watch(inputs: LayerInputs) -> None:
+        layer = inputs.site.layer
+        received[layer] = _received(inputs, watched_lags(window)).sum(1)
+        by_head[layer] = _received(inputs, tile_lags(window.recent))
 
     def add(layer: int, side: Side, gradients: Tensor) -> None:
         sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
         job.layers[layer].add_gradients(side, gradients)
         seen = received[layer]
         by_window = gradients.view(*seen.shape, -1)
+        job.layers[layer].add_ranked(side, by_head[layer], by_window, window)
         job.layers[layer].add_received(side, seen[:, packed].flatten(), by_window[:, packed].flatten(0, 1))
 
     saved_at = time.monotonic()
@@ -163,16 +174,7 @@ def run_gradients(
         seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         try:
-            fisher_pass(
-                model,
-                job.sites,
-                tokens,
-                window,
-                generators,
-                add,
-                recompute=options.recompute,
-                on_received=received.__setitem__,
-            )
+            fisher_pass(model, job.sites, tokens, window, generators, add, recompute=options.recompute, on_inputs=watch)
         except torch.OutOfMemoryError as error:
             problem = f"the gradients of {tokens.shape[0]} windows do not fit into the memory of {options.device}"
             raise AatcError(problem, "lower --fisher-batch, or add --recompute") from error
@@ -182,6 +184,20 @@ def run_gradients(
         if done < stop and time.monotonic() - saved_at >= options.checkpoint_seconds:
             job.write(partial, job.settings.samples, done)
             saved_at = time.monotonic()
+
+
+def _received(inputs: LayerInputs, lags: tuple[int, int]) -> Tensor:
+    """r of every token and kv head [B, H, T] by the exact attention of one layer."""
+    site = inputs.site
+    return received_by_head(
+        inputs.query,
+        inputs.key,
+        inputs.scaling,
+        lags,
+        sliding=inputs.sliding_window,
+        sinks=site.sinks,
+        softcap=site.softcap,
+    )
 
 
 def _check_gradients(sums: dict[tuple[int, Side], Tensor], first: int, tokens: Tensor) -> None:

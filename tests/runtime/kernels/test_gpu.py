@@ -152,3 +152,50 @@ def test_graph_replays_what_eager_steps_do(model: Any) -> None:
                     chosen.append(token)
             runs.append(torch.stack(chosen))
     assert torch.equal(runs[0], runs[1])
+
+
+def test_kernels_read_what_the_packed_cache_reads(model: Any) -> None:
+    """Tiles that grew, a step back across a flush, another first position, a padded batch: logits of packed codes."""
+    plan = [codecs("uniform", 2, 64, torch.float32) for _ in range(3)]
+    ids = torch.randint(1, 97, (2, 400), generator=torch.Generator().manual_seed(2)).cuda()
+    mask = torch.ones(2, 400, dtype=torch.int64, device="cuda")
+    mask[0, :31] = 0
+
+    def steps(session: Any, cache: Any, first: int, last: int, **options: Any) -> list[torch.Tensor]:
+        given = {session.keyword: cache, "use_cache": True, "logits_to_keep": 1}
+        found = []
+        for t in range(first, last):
+            one = {name: make(t) for name, make in options.items()}
+            found.append(model(input_ids=ids[:, t : t + 1], **one, **given).logits)
+        return found
+
+    runs: dict[str, list[torch.Tensor]] = {}
+    for kind in ("packed", "fused"):
+        with attach_codecs(model, plan, WINDOW, kind) as session, torch.no_grad():
+            caches = [session.new_cache() for _ in range(3)]
+            for cache, more in zip(
+                caches,
+                (
+                    {},
+                    {"position_ids": torch.arange(500, 640, device="cuda")[None]},
+                    {"attention_mask": mask[:, :140], "position_ids": (mask[:, :140].cumsum(1) - 1).clamp_min(0)},
+                ),
+                strict=True,
+            ):
+                model(input_ids=ids[:, :140], use_cache=True, **{session.keyword: cache}, **more)
+            found = steps(session, caches[0], 140, 336)
+            caches[0].crop(-3)
+            found += steps(session, caches[0], 333, 400)
+            found += steps(session, caches[1], 140, 200, position_ids=lambda t: torch.tensor([[500 + t]]).cuda())
+            found += steps(
+                session,
+                caches[2],
+                140,
+                200,
+                attention_mask=lambda t: mask[:, : t + 1],
+                position_ids=lambda t: mask[:, : t + 1].sum(1, keepdim=True) - 1,
+            )
+            runs[kind] = found
+    for step, (got, expected) in enumerate(zip(runs["fused"], runs["packed"], strict=True)):
+        error = (got - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert float(error) < CHECK_BOUND, step

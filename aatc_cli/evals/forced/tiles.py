@@ -1,0 +1,189 @@
+"""Teacher-forced evaluation of tiles: every token coded at the widths of its class, which decoding would know.
+
+The class of a token depends on what it received from queries that themselves read tiles packed before. So each layer
+goes through its queries in the order of decoding, a tile at a time: between two tiles that leave all queries read the
+same packed tokens, and when a tile leaves the window every query that counts for its tokens has been seen. What every
+class would give back for a token is known before, for all tokens at once, so that in between tokens are only chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from aatc_cli.config import Window
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.attend import cap_scores, softmax_with_sinks
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.rope import apply_rope
+from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.evals.forced.exact_rows import as_held
+from aatc_cli.evals.forced.teacher_forced import Method, check_rows
+from aatc_cli.models.adapter import AttentionSite, rebias
+from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+
+TileCodecs = Mapping[Side, TileCodec]
+# told of every layer: the classes [B, orders, P] of its packed tokens
+OnClasses = Callable[[int, Tensor], None]
+
+
+def tile_codecs(method: Method) -> list[dict[Side, TileCodec]]:
+    """The codecs of a method whose caches are tiles."""
+    found: list[dict[Side, TileCodec]] = []
+    for layer in method.codecs:
+        sides: dict[Side, TileCodec] = {}
+        for side in SIDES:
+            codec = layer[side]
+            assert isinstance(codec, TileCodec)
+            sides[side] = codec
+        found.append(sides)
+    return found
+
+
+def tiled_logits(
+    model: torch.nn.Module,
+    sites: list[AttentionSite],
+    codecs: list[dict[Side, TileCodec]],
+    rule: TileRule,
+    window: Window,
+    tokens: Tensor,
+    first: int,
+    on_classes: OnClasses | None = None,
+) -> Tensor:
+    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a cache of tiles. -> [P, V]."""
+
+    def attend(inputs: LayerInputs) -> Tensor:
+        layer = inputs.site.layer
+        out, classes = tiled_attention(as_held(inputs, window), codecs[layer], rule, window)
+        if on_classes is not None:
+            on_classes(layer, classes)
+        return out
+
+    with attention_override(model, sites, attend):
+        return scored_logits(model, tokens, first)
+
+
+def tiled_attention(inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window) -> tuple[Tensor, Tensor]:
+    """Attention of every query over exact sinks and window and packed tiles; classes of the tokens of the latter.
+
+    A class without bits on either side is not kept: no query of that head sees its tokens.
+    -> [B, Hq, T, D], [B, orders, P].
+    """
+    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
+    length, heads = inputs.query.shape[2], inputs.key.shape[1]
+    packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
+    hats = _hats(inputs, codecs, packed)
+    wide = torch.promote_types(inputs.query.dtype, torch.float32)
+    query = torch.unflatten(inputs.query, 1, (heads, -1)).to(wide) * inputs.scaling
+    held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
+    hidden, dropped = held[0].new_zeros(held[0].shape[0], heads, 1, 1, length), _dropped(codecs, heads)
+    received = held[0].new_zeros(held[0].shape[0], rule.orders(heads), length)
+    parts, found, start, done = [], [], 0, 0
+    while start < length:
+        leaving = slice(window.sinks + done, window.sinks + packed_tokens(start + 1, window))
+        if leaving.stop > leaving.start:
+            classes = rule.classes_of(received[..., leaving], done, inputs.site.layer)
+            found.append(classes)
+            _code(leaving, done, classes.expand(-1, heads, -1), hats, held)
+            if dropped is not None:
+                _hide(hidden[..., 0, 0, leaving], classes, dropped)
+            done = leaving.stop - window.sinks
+        end = min(window.sinks + done + window.recent, length)
+        seen = slice(0 if inputs.sliding_window is None else max(start + 1 - inputs.sliding_window, 0), end)
+        mask = None if dropped is None else hidden[..., seen]
+        weights = _weights(inputs.site, query[:, :, :, start:end], held[0][:, :, seen], mask)
+        out = weights.flatten(2, 3) @ held[1][:, :, seen]
+        parts.append(out.view(*weights.shape[:4], -1).flatten(1, 2))
+        _watch(received, weights, rule, rule.lags(window.recent), start, seen)
+        start = end
+    none = torch.zeros(*received.shape[:2], 0, dtype=torch.int64, device=received.device)
+    return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
+
+
+def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:
+    """Keys (rotated) and values of the tokens in ``packed`` as each class gives them back. [n, B, H, P, D] each."""
+    site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
+    sides = []
+    for side, raw, bias in zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), strict=True):
+        rows = rebias(codecs[side].reconstruct(raw[:, packed]), bias)
+        sides.append(torch.unflatten(rows, -1, (heads, dim)).transpose(2, 3))
+    return _rotated(inputs, sides[0], packed), sides[1]
+
+
+def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:
+    """Keys [n, B, H, P, D] from before RoPE of the tokens at ``places``, rotated as the model does."""
+    count, batch = keys.shape[:2]
+    cos, sin = (table[:, places].expand(batch, -1, -1).repeat(count, 1, 1) for table in (inputs.cos, inputs.sin))
+    return torch.unflatten(apply_rope(keys.flatten(0, 1), cos, sin, inputs.site.rope), 0, (count, batch))
+
+
+def _weights(site: AttentionSite, query: Tensor, keys: Tensor, hidden: Tensor | None) -> Tensor:
+    """Attention weights [B, H, G, n, S] of the scaled queries of the last n of S tokens; scores get ``hidden``."""
+    heads, sinks, count, size = keys.shape[1], site.sinks, query.shape[3], keys.shape[2]
+    scores = (query.flatten(2, 3) @ keys.transpose(-1, -2)).view(*query.shape[:4], size)
+    scores = cap_scores(scores, site.softcap)
+    mask = _mask(count, size, site.sliding_window, scores.device, scores.dtype)
+    scores[..., size - mask.shape[1] :] += mask
+    if hidden is not None:
+        scores += hidden
+    return softmax_with_sinks(scores, None if sinks is None else sinks.view(heads, -1, 1, 1))
+
+
+def _watch(received: Tensor, weights: Tensor, rule: TileRule, lags: tuple[int, int], start: int, seen: slice) -> None:
+    """Add to ``received`` [B, orders, T] what the queries from ``start`` on pay the tokens they watch."""
+    first, last = lags
+    end = seen.stop
+    band = slice(max(start - last, seen.start), max(end - first, seen.start))
+    if band.stop > band.start:
+        watched = _watched(end - start, band.stop - band.start, start - band.start, lags, weights.device, weights.dtype)
+        part = weights[..., band.start - seen.start : band.stop - seen.start]
+        received[..., band] += rule.received(part, watched)
+
+
+def _code(leaving: slice, done: int, classes: Tensor, hats: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor]) -> None:
+    """Put what the class of each token gives back in the place of the exact token. classes [B, H, t]."""
+    index = classes[None, ..., None]
+    for exact, hat in zip(held, hats, strict=True):
+        tile = hat[:, :, :, done : done + classes.shape[2]]
+        chosen = tile.gather(0, index.expand(1, *tile.shape[1:]))[0]
+        exact[:, :, leaving] = chosen.to(exact.dtype)
+
+
+def _dropped(codecs: TileCodecs, heads: int) -> Tensor | None:
+    """What is added to the scores of a head for tokens of a class, -inf where it keeps none: [n, H], or None."""
+    kept = [coded.repeat_interleave(heads // coded.shape[1], 1) for coded in (codecs[side].coded() for side in SIDES)]
+    gone = ~(kept[0] | kept[1])
+    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf) if bool(gone.any()) else None
+
+
+def _hide(hidden: Tensor, classes: Tensor, dropped: Tensor) -> None:
+    """Fill the mask ``hidden`` [B, H, t] of tokens of ``classes`` [B, orders, t]."""
+    heads = torch.arange(hidden.shape[1], device=hidden.device)[:, None]
+    hidden.copy_(dropped[classes, heads])
+
+
+# the same for every layer and nearly every tile of a pass
+@lru_cache(maxsize=64)
+def _mask(count: int, size: int, sliding: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of the last ``count`` of ``size`` tokens: [count, m], of the last m tokens.
+
+    Those before are seen by all.
+    """
+    width = count if sliding is None or size <= sliding else size
+    queries, places = torch.arange(size - count, size), torch.arange(size - width, size)
+    lag = queries[:, None] - places
+    seen = (lag >= 0) if sliding is None else (lag >= 0) & (lag < sliding)
+    return torch.zeros(lag.shape, dtype=dtype).masked_fill(~seen, -torch.inf).to(device)
+
+
+@lru_cache(maxsize=64)
+def _watched(
+    count: int, size: int, ahead: int, lags: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """1 where a query counts for a token, else 0: [count, size]; query 0 stands ``ahead`` of token 0."""
+    lag = torch.arange(count)[:, None] + ahead - torch.arange(size)
+    return ((lag >= lags[0]) & (lag <= lags[1])).to(dtype).to(device)

@@ -1,0 +1,148 @@
+"""Tiles through the stages: collect, whiten, plans with exact bytes, evaluation, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.transform import Transform
+from aatc_cli.config import make_budget
+from aatc_cli.core import SIDES
+from aatc_cli.core.tile_classes import RANKS
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_layout import TileLayout
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture, load_recipe
+from aatc_cli.stages.allocate import allocate, check
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.whiten import Wanted, whiten
+
+RECIPE = load_recipe("loss-aware-tiles")
+
+
+def changed(**changes: object) -> Recipe:
+    return Recipe.model_validate(RECIPE.model_dump(mode="json") | changes)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("tiles") / "run")
+    settings = CollectSettings(samples=4, length=260, rows=64, fisher=4)
+    mixture = TextMixture(sources=[str(corpus)], samples=4, length=260)
+    collect(run, "stats", find_model(str(tiny_llama)), mixture, settings, CollectOptions(batch=2))
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(RECIPE))
+    return run
+
+
+@pytest.fixture(scope="module")
+def plan(run: Run) -> Plan:
+    return allocate(run, RECIPE, [make_budget(bits=4.0)])[0]
+
+
+def test_the_transform_says_what_ranks_cost(run: Run) -> None:
+    transform = Transform.open(run.transform(RECIPE.transform_name))
+    for layer in range(4):
+        for side in SIDES:
+            costs = transform.artifact.numbers(f"layers.{layer}.{side}.ranks", (2, RANKS, 32))
+            np.testing.assert_allclose(costs.mean(1), 1.0, rtol=1e-6)
+            assert costs.std() > 0.01
+
+
+def test_bytes_planned_are_bytes_of_any_text(plan: Plan) -> None:
+    """Four bits a number with scales, classes and padding; not a byte more, and no plane that would still fit."""
+    layout = plan.layout
+    assert isinstance(layout, TileLayout)
+    parts = layout.breakdown(4 + 128 + 64)
+    packed = sum(parts[name] for name in ("codes_keys", "codes_values", "padding", "token_scales", "class_tags"))
+    limit = 4.0 * 64 * 2 * 32 * 4 / 8
+    assert limit - 16 * (16 + 8) / 8 < packed <= limit
+    assert parts["class_tags"] == 4 * 2 * 16
+    assert layout.bits_packed == pytest.approx(8 * packed / (64 * 2 * 32 * 4))
+    assert layout.mean_bits < layout.bits_packed
+    assert plan.classes.shares.tolist() == [[0.5, 0.25, 0.25]] * 4
+    assert layout.with_shares([[1.0, 0.0, 0.0]] * 4) == layout
+    assert layout.bytes(4 + 128 + 640) - layout.bytes(4 + 128 + 576) == packed
+
+
+def test_a_plan_is_what_is_derived_anew(plan: Plan) -> None:
+    assert check(plan) == []
+    assert len(plan.class_facts) == 3
+    assert plan.class_facts[0].key_cost < plan.class_facts[2].key_cost
+
+
+def test_a_size_is_met(run: Run) -> None:
+    size = 90_000
+    found = allocate(run, RECIPE, [make_budget(size=str(size), context=1000)])[0]
+    assert 0.95 * size < found.layout.bytes(1000) <= size
+
+
+def test_evaluation_reads_the_widths_of_every_class(
+    run: Run, plan: Plan, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    codecs = plan.simulated_codecs("cpu")
+    assert isinstance(codecs[0]["k"], TileCodec)
+    given = {"length": 260, "limit": 1, "first": 200}
+    [one] = measured("kl", run, tiny_llama, [Subject(RECIPE, plan)], text=[corpus], **given)
+    assert one.kl_mean is not None
+    assert 0 < one.kl_mean < 10
+    assert one.bits_packed == pytest.approx(plan.layout.bits_packed)
+
+
+def test_packed_cache_says_that_it_does_not_hold_classes(plan: Plan) -> None:
+    with pytest.raises(AatcError, match="3 rates"):
+        plan.codecs("cpu")
+
+
+def test_other_windows_are_refused(run: Run) -> None:
+    other = changed(window={"sinks": 4, "recent": 192, "flush": 64})
+    with pytest.raises(UsageError, match="ranked tokens behind 4, watched for 64 steps"):
+        allocate(run, other, [make_budget(bits=3.0)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"key_groups": "all"}, "per-head"),
+        ({"max_bits": 16}, "up to 8 bits"),
+        ({"block": 16}, "free widths"),
+        ({"window": {"sinks": 4, "recent": 128, "flush": 16}}, "flushes 64"),
+        ({"tokens": {"quotas": [40, 24]}}, "multiples of 16"),
+        ({"tokens": {"quotas": [32, 16]}}, "sum to 64"),
+    ],
+)
+def test_recipes_that_cannot_be(changes: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        changed(**changes)
+
+
+def test_a_layer_may_rank_for_all_heads(run: Run) -> None:
+    whole = changed(key_groups="all", value_groups="all", tokens={"quotas": [16, 16, 16, 16], "order": "layer"})
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(whole))
+    found = allocate(run, whole, [make_budget(bits=3.0)])[0]
+    assert found.layout.breakdown(4 + 128 + 64)["class_tags"] == 4 * 16
+    assert found.layout.bits_packed <= 3.0
+
+
+def test_a_floor_gives_the_lowest_class_more(run: Run, plan: Plan) -> None:
+    """A share of the average cost in every class brings the classes together, and bits with them."""
+    table = {"quotas": [32, 16, 16], "floor": 0.5}
+    [floored] = allocate(run, changed(name="floored", tokens=table), [make_budget(bits=4.0)])
+    for with_floor, without in zip(floored.class_facts, plan.class_facts, strict=True):
+        assert with_floor.key_cost == pytest.approx(0.5 * without.key_cost + 0.5, rel=1e-6)
+    assert floored.bits != plan.bits
+
+
+def test_old_transforms_are_refused(run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aatc_cli.artifacts.artifact.Artifact.holds", lambda self, name: False)
+    with pytest.raises(ArtifactError, match="does not say what tokens of each rank cost"):
+        allocate(run, changed(name="again"), [make_budget(bits=3.0)])
