@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from aatc_cli.cli.making import command_of, given_settings, parameter, settings_parameters
-from aatc_cli.cli.options import GROUPS, ForceOption, JsonOption, RunOption
+from aatc_cli.cli.options import shared
 from aatc_cli.evals import TASKS, Task
 
 if TYPE_CHECKING:
@@ -59,10 +58,9 @@ tasks = typer.Typer(
 
 def parameters_of(task: Task) -> list[inspect.Parameter]:
     """Parameters of a task's command: those that it shares with others, and one for every field of its settings."""
-    shared = [parameter("context_", typer.Context, inspect.Parameter.empty), parameter("run", RunOption, Path("run"))]
-    shared += [parameter(*entry) for group in task.reads for entry in GROUPS[group]]
-    last = [parameter("force", ForceOption, False), parameter("json", JsonOption, False)]
-    return [*shared, *settings_parameters(task.part("settings", "Settings")), *last]
+    context = parameter("context_", typer.Context, inspect.Parameter.empty)
+    own = settings_parameters(task.part("settings", "Settings"))
+    return [context, *shared("run", *task.reads), *own, *shared("force", "json")]
 
 
 def _command(task: Task) -> Any:

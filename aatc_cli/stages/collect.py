@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from aatc_cli.artifacts.disk import replace_directory
@@ -40,12 +39,12 @@ def collect(
     checkpoints. Raises `AatcError` for unusable text or activations and for too little memory,
     `SettingsMismatchError` when the Stats exist with others.
     """
-    options = replace(options, device=leading_device(options.device, spread=options.spread))
+    options = options.model_copy(update={"device": leading_device(options.device, spread=options.spread)})
     with joined(options.device) as processes, memory_enough(f"collecting with {source.name}", _LESS):
         check_spread(processes.count, spread=options.spread)
-        own = replace(options, device=processes.device(options.device))
+        own = options.model_copy(update={"device": processes.device(options.device)})
         if processes.count > 1:
-            own = replace(own, checkpoint_seconds=math.inf)
+            own = own.model_copy(update={"checkpoint_seconds": math.inf})
         identity, drawn, bos = opened(source, mixture, settings, profile)
         places = run.stats(name), run.checkpoint(name)
         task = Task(*places, source, identity, drawn, bos, settings, own, profile, processes)

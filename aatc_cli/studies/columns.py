@@ -17,7 +17,7 @@ from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.loading import ModelSource
 from aatc_cli.stages.eval import evaluate
-from aatc_cli.studies.definition import StudyTask
+from aatc_cli.studies.definition import StudyChoices, StudyTask
 from aatc_cli.text.sources import parse_source
 
 # subjects that share a reference pass, and whose matrices are held at once: more save little and lose more when
@@ -25,21 +25,6 @@ from aatc_cli.text.sources import parse_source
 _TOGETHER = 8
 
 Stage = Callable[[Run, list[Subject]], Sequence[Measurement]]
-
-
-@dataclass(frozen=True)
-class StudyChoices:
-    """What a call changes of a study: texts where a task names none, and limits, lengths and methods of all tasks.
-
-    ``data``: "hub", or a folder with a folder of files for each benchmark, by its task name.
-    """
-
-    texts: tuple[str, ...] = ("builtin:python-docs-test",)
-    recipes: tuple[str, ...] = ()
-    limit: int | None = None
-    length: int | None = None
-    contexts: tuple[int, ...] = ()
-    data: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class Column:
 def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[Column]:
     """The columns of one task of a study: a text, a context or a whole benchmark each."""
     limit = task.limit if choices.limit is None else choices.limit
-    texts = task.texts or choices.texts
+    texts = task.texts or choices.text
     # what is replaced was removed before: a stage that is told to would drop the rows of other contexts with it
     options = replace(options, force=False)
     answers = {"limit": limit, "subtask": task.subtasks, "chat": task.chat}
@@ -68,7 +53,7 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
             cell = StudyCell(row="", task=task.task, text=parse_source(text).name, length=length)
             yield Column(cell, stage(text=(text,), length=length, limit=limit, first=task.first), _TOGETHER)
     elif task.task == "ruler":
-        for context in choices.contexts or task.contexts:
+        for context in choices.context or task.contexts:
             asked = {**answers, "context": (context,), "seed": task.seed, "data": _data(task, choices)}
             cell = StudyCell(row="", task="ruler", context=context, subtasks=task.subtasks)
             yield Column(cell, stage(**asked, text=texts), None)

@@ -16,8 +16,8 @@ from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
-from aatc_cli.studies.columns import StudyChoices, columns_of
-from aatc_cli.studies.definition import Study
+from aatc_cli.studies.columns import columns_of
+from aatc_cli.studies.definition import Study, StudyChoices
 from aatc_cli.studies.methods import Methods, methods_of
 from aatc_cli.studies.sheet import Sheet
 
@@ -35,7 +35,7 @@ def run_study(
     ``options.force`` removes the evaluations of the chosen methods in this study first. Raises `AatcError` for a study
     or a model that nothing can be done with, and not for single cells.
     """
-    methods_of(study, choices.recipes)  # what is wrong with the study itself is said before a model is loaded
+    methods_of(study, choices.recipe)  # what is wrong with the study itself is said before a model is loaded
     order = [(recipe.name, method.stats) for method, recipe in methods_of(study)]
     with keeping_models():
         tokenizer = load_tokenizer(source)
@@ -47,11 +47,11 @@ def run_study(
             model=identity.name,
             model_fingerprint=str(identity.weights_fingerprint),
         )
-        forget = partial(_forgotten, run, choices.recipes) if options.force else lambda result: result
+        forget = partial(_forgotten, run, choices.recipe) if options.force else lambda result: result
         known = {row.name: row for row in update_study(run.root, empty, forget).rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
-            entrants = Methods(run, known, options.force).entrants(study, choices.recipes)
+            entrants = Methods(run, known, options.force).entrants(study, choices.recipe)
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
         for task in study.tasks:

@@ -397,7 +397,7 @@ def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}]}
     )
-    choices = StudyChoices(texts=(str(corpus),), length=150, limit=2)
+    choices = StudyChoices(text=(str(corpus),), length=150, limit=2)
     result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
     found = read_evaluation(run.root / result.cells[0].file)
     assert (found.length, found.windows, found.first_position) == (150, 2, 75)
