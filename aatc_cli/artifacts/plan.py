@@ -15,7 +15,6 @@ from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.plan_classes import ClassFacts, PlanClasses, write_classes
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, head_groups_of
-from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout
@@ -199,7 +198,6 @@ class Plan(Noun):
                     "layout": layout.recorded(budget.context or _CONTEXT),
                     **classes,
                 },
-                provenance={"versions": versions()},
             )
 
 

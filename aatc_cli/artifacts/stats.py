@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
-from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Settings, Window
 from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import dump, explain
@@ -219,5 +218,5 @@ class Stats(Noun):
                     "distinct_tokens": variety.distinct,
                     "value_rank": variety.value_rank,
                 },
-                provenance={"versions": versions(), **how},
+                provenance=how,
             )

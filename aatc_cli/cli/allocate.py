@@ -51,7 +51,7 @@ def allocate(values: dict[str, Any]) -> None:
     budgets = budgets_of(values["budget"], values["ratio"], values["bytes"], asked.context)
     recipes, context = [load_recipe(name) for name in values["recipe"] or ["paper"]], asked.context or 8192
     if values["dry_run"]:
-        from aatc_cli.stages.inspecting.forecasts import forecast_allocate
+        from aatc_cli.stages.inspecting.forecast_algebra import forecast_allocate
 
         print_inspection(forecast_allocate(run, recipes, budgets, asked.transform, context).inspection(), json)
         return

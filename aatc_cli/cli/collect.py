@@ -50,7 +50,7 @@ def collect(values: dict[str, Any]) -> None:
     settings, options = given_settings(CollectSettings, values), given_settings(CollectOptions, values)
     run = Run(values["run"])
     if values["dry_run"]:
-        from aatc_cli.stages.inspecting.forecasts import forecast_collect
+        from aatc_cli.stages.inspecting.forecast_model import forecast_collect
 
         forecast = forecast_collect(run, asked.target, source, settings, options.device, profile)
         print_inspection(forecast.inspection(), values["json"])

@@ -74,7 +74,7 @@ def _run(task: Task, values: dict[str, Any]) -> None:
     call = _call(task, values)
     if values.get("dry_run"):
         from aatc_cli.cli.inspections import print_inspection
-        from aatc_cli.stages.inspecting.forecasts import forecast_eval
+        from aatc_cli.stages.inspecting.forecast_model import forecast_eval
 
         print_inspection(forecast_eval(call, settings).inspection(), values["json"])
         return

@@ -80,13 +80,12 @@ def _of_model(asked: InspectAsked) -> Inspection:
 def _of_artifact(asked: InspectAsked, place: Path) -> Inspection:
     """Of a plan that is named, of the plan of a run at a budget, or of what lies at ``place``."""
     from aatc_cli.artifacts.plan import Plan
-    from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.shipped import find_plan
-    from aatc_cli.stages.inspect import inspect_path
+    from aatc_cli.stages.inspect import inspect_budget, inspect_path
     from aatc_cli.stages.inspecting.plan import inspect_plan
 
     if asked.plan is not None:
         return inspect_plan(Plan.open(find_plan(asked.plan)), asked.context)
     if asked.budgeted:
-        return inspect_plan(Plan.open(Run(place).plan(asked.recipe or "paper", asked.wanted)), asked.context)
+        return inspect_budget(place, asked.recipe or "paper", asked.wanted, asked.context)
     return inspect_path(place, asked.context)

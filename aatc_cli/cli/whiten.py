@@ -33,7 +33,7 @@ def whiten(values: dict[str, Any]) -> None:
     rates, other = asked.rate_stats or run.stats(), run.stats("stats-transform")
     basis = asked.transform_stats or (other if other.exists() else rates)
     if values["dry_run"]:
-        from aatc_cli.stages.inspecting.forecasts import forecast_whiten
+        from aatc_cli.stages.inspecting.forecast_algebra import forecast_whiten
 
         print_inspection(forecast_whiten(run, basis, rates, wanted).inspection(), values["json"])
         return

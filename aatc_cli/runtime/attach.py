@@ -16,7 +16,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, attention_layers, geometry_of
 from aatc_cli.models.quantized import library_codec
 from aatc_cli.models.refusals import check_model
-from aatc_cli.runtime.fused.form import fused_spec
+from aatc_cli.runtime.fused.spec import fused_spec
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.packed.form import packed_spec
 from aatc_cli.runtime.session import Session

@@ -9,17 +9,15 @@ from pathlib import Path
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
-from aatc_cli.config import make_budget
 from aatc_cli.console import hushed
-from aatc_cli.errors import AatcError
 from aatc_cli.models.loading import ModelSource, find_model
 from aatc_cli.models.tiny import write_tiny_llama
-from aatc_cli.profiles import TextMixture, load_recipe
-from aatc_cli.stages.allocate import allocate, check
+from aatc_cli.profiles import TextMixture
 from aatc_cli.stages.collect import collect
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.selftesting.agreement import packed_agrees
 from aatc_cli.stages.selftesting.divergence import divergence_grows
+from aatc_cli.stages.selftesting.planned import derived_alike
 from aatc_cli.stages.whiten import whiten
 
 _SAMPLES, _LENGTH = 6, 192
@@ -71,10 +69,7 @@ class Selftest:
         return f"digest {manifest.digest[:12]}"
 
     def _allocate(self) -> str:
-        with hushed():
-            self._plans += allocate(self._run, load_recipe("paper"), [make_budget(bits=3.0)])
-        if check(self._plans[0]):
-            raise AatcError("the plan is not derived again to the same widths", "report this: it must never happen")
+        self._plans.append(derived_alike(self._run))
         return f"3 bits, derived twice alike; digest {self._plans[0].digest[:12]}"
 
     def _eval(self) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.console import say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals import Task
 from aatc_cli.evals.call import Call
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.offline_speed.settings import Settings
 from aatc_cli.evals.speed.result import Result, draft_of_profile
 from aatc_cli.evals.subjects import device_name
@@ -38,12 +36,11 @@ def offline_speed(task: Task, call: Call, settings: Settings) -> list[Result]:
         "versions": {name: versions()[name] for name in ("aatc", "torch", "transformers")},
     }
     draft = draft_of_profile("offline-stages", None, protocol, None)
-    found = already(call.run.evals, draft, force=options.force)
-    if found is not None:
-        say(f"eval: speed of the offline stages of {profile.name} is there already, nothing to do")
-        return [found]
     sizes = [(context, batch) for context in settings.context for batch in settings.batch]
-    timed = measure_offline(profile, sizes, settings.repeats, options)
-    result = timed.model_copy(update={"protocol": protocol})
-    say(f"eval: speed of the offline stages of {profile.name} -> {write_evaluation(call.run.evals, result)}")
-    return [result]
+
+    def measured() -> Result:
+        timed = measure_offline(profile, sizes, settings.repeats, options)
+        return timed.model_copy(update={"protocol": protocol})
+
+    what = f"speed of the offline stages of {profile.name}"
+    return [kept(call.run.evals, draft, what, force=options.force, measured=measured)]

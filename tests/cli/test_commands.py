@@ -373,9 +373,9 @@ def test_interrupt(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_defect_of_ours_is_not_hidden(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aatc_cli.stages import collect as stage
+    from aatc_cli.stages.collecting import opening
 
-    monkeypatch.setattr(stage, "check_rank", lambda *_: 1 / 0)
+    monkeypatch.setattr(opening, "check_rank", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         collect()
 

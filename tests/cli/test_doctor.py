@@ -35,7 +35,7 @@ def broken(*arguments: Any, **options: Any) -> Any:
         ("model", "selftest.write_tiny_llama"),
         ("collect", "selftest.collect"),
         ("whiten", "selftest.whiten"),
-        ("allocate", "selftest.allocate"),
+        ("allocate", "selftesting.planned.allocate"),
         ("eval", "selftesting.divergence.evaluate"),
         ("packed cache", "selftesting.agreement.attach_codecs"),
     ],
