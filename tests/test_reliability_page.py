@@ -36,7 +36,17 @@ SIDES = {
     20: 3,
 }
 NODE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(\[[^`]*\])?`")
-HEADINGS = ("Crashes", "Corruption", "Numerics", "Wrong numbers", "Determinism", "Long run", "Command line", "Cases")
+HEADINGS = (
+    "Crashes",
+    "Corruption",
+    "Outside the run",
+    "Numerics",
+    "Wrong numbers",
+    "Determinism",
+    "Long run",
+    "Command line",
+    "Cases",
+)
 
 
 @cache

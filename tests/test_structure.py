@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,16 @@ def test_allocation_loads_no_torch() -> None:
 def test_only_models_import_transformers() -> None:
     users = {part_of(file) for file in FILES if any(name.split(".")[0] == "transformers" for name in imports(file))}
     assert users == {"models"}
+
+
+def test_no_key_of_a_manifest_is_read_outside_artifacts() -> None:
+    """Settings and results have fields there (`artifacts.stats`, `artifacts.transform`, `artifacts.plan`)."""
+    read = re.compile(r"manifest\.(settings|results)(?!,$)|\b(settings|results)(\[|\.get\()[\"']")
+    found = [
+        f"{file.relative_to(PACKAGE)}: {line.strip()}"
+        for file in FILES
+        if part_of(file) != "artifacts"
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if read.search(line) and "lm_eval" not in file.parts
+    ]
+    assert found == []

@@ -67,7 +67,8 @@ class TextVariety:
 class Stats(Noun):
     """Opened Stats. windows, fisher_windows: those whose sums and whose loss gradients are in it; tokens: their sum.
 
-    value_rank: the effective rank of the values, to tell text that hardly varies; None in Stats of an earlier aatc.
+    value_rank, distinct_tokens: the effective rank of the values and the tokens of any kind, to tell text that hardly
+    varies; None in Stats of an earlier aatc.
     """
 
     settings: CollectSettings
@@ -75,6 +76,7 @@ class Stats(Noun):
     tokens: int
     fisher_windows: int
     value_rank: float | None = None
+    distinct_tokens: int | None = None
 
     @classmethod
     def open(cls, path: Path, *, unfinished: bool = False) -> Self:
@@ -94,7 +96,9 @@ class Stats(Noun):
             results = _Results.model_validate(manifest.results)
         except ValidationError as error:
             raise artifact.damaged(f"its settings are not those of Stats: {explain(error)}") from error
-        return cls(artifact, settings, results.windows, results.tokens, results.fisher_windows, results.value_rank)
+        windows, fisher_windows = results.windows, results.fisher_windows
+        variety = results.value_rank, results.distinct_tokens
+        return cls(artifact, settings, windows, results.tokens, fisher_windows, *variety)
 
     def check(self) -> None:
         """Raise `ArtifactError` unless the token count follows from windows and settings."""
@@ -117,7 +121,7 @@ class Stats(Noun):
 
         from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
-        from aatc_cli.core.tile_classes import RANKS
+        from aatc_cli.core.tile_size import RANKS
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
         shapes: dict[str, tuple[int, ...]] = {

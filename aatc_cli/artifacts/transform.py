@@ -123,6 +123,9 @@ class Transform(Noun):
                         raise self.artifact.damaged(f"tensor 'layers.{layer}.{side}.{part}' has negative values")
                 sites[side] = SiteEnergy(**parts)
             energies.append(sites)
+        for side in SIDES:
+            if not any(bool(sites[side].variance.any()) for sites in energies):
+                raise self.artifact.damaged(f"the variances of {side} are zero in every channel of every layer")
         return energies
 
     def tables(self, choices: Choices) -> MethodTables:

@@ -16,14 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aatc_cli.core.tile_size import RANKS, TILE
+
 Order = Literal["layer", "head"]
 RankedBy = Literal["received", "chance"]
 
-TILE = 64
-# a row block of a matrix instruction: quotas are multiples of it
-ROWS = 16
-# groups of neighbouring ranks in which costs are measured: the finest that quotas can part
-RANKS = TILE // ROWS
 # odd constants that spread the bits of a place over a word
 _MIX = (0x9E3779B1, 0x85EBCA6B)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from aatc_cli.artifacts.disk import replace_directory
 from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.run import Run
-from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.console import progress, say, working
 from aatc_cli.models.loading import ModelSource, leading_device, load_model
 from aatc_cli.profiles import ModelProfile, TextMixture
@@ -84,8 +84,10 @@ def _collected(task: Task) -> Manifest | None:
         replace_directory(task.partial, task.target)
     _tell_cost(job.tokens(settings.samples), timer, stop - start, fisher_stop - fisher_start, task.target)
     if manifest is not None:
-        results = manifest.results
-        warn_of_rank(results["value_rank"], results["distinct_tokens"], task.identity.geometry.channels)
+        stats = Stats.open(task.target)
+        assert stats.value_rank is not None
+        assert stats.distinct_tokens is not None
+        warn_of_rank(stats.value_rank, stats.distinct_tokens, stats.geometry.channels)
     return manifest
 
 

@@ -58,7 +58,7 @@ def _inspect_transform(path: Path) -> Inspection:
         for side in SIDES:
             variance = transform.site(layer, side, "variance", (transform.geometry.channels,))
             share = variance / max(variance.sum(), _TINY)
-            rank = float(np.exp(-(share * np.log(np.maximum(share, _TINY))).sum()))
+            rank = float(np.exp(-(share * np.log(np.maximum(share, _TINY))).sum())) if variance.any() else 0.0
             top = float(variance.max() / max(np.sort(variance)[(variance.size - 1) // 2], _TINY))
             sites.append({"layer": layer, "side": side, "effective_rank": rank, "top_over_median": top})
             rows.append([f"{layer} {side}", f"{rank:.1f}", f"{top:.3g}"])

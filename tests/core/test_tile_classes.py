@@ -17,8 +17,6 @@ from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.tile_allocate import Units, allocate_planes, spent_bits
 from aatc_cli.core.tile_bytes import TileBytes, packed_bits, planes_of
 from aatc_cli.core.tile_classes import (
-    RANKS,
-    TILE,
     TileRule,
     check_quotas,
     pack_classes,
@@ -28,6 +26,7 @@ from aatc_cli.core.tile_classes import (
     unpack_classes,
 )
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_size import RANKS, TILE
 from aatc_cli.errors import AatcError
 
 CURVE = np.array(DISTORTION[:9])

@@ -222,3 +222,32 @@ def test_speed_and_memory_are_told_apart_by_what_they_measured(aatc: Any, run_fo
         assert len(list((run_folder / "evals").glob(f"{task}.paper-3.*.json"))) == 2
         again = aatc("eval", task, *where, *more, "--context", 150)
         assert "is there already, nothing to do" in again.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--dtype", "float32"), "is measured in float16, not float32"),
+        (("--recipe", "kivi"), "kivi has no packed cache"),
+        (("--cache", "simulated"), "is that of the packed cache"),
+        (("--plan", "run/plans/x"), "measured without plans"),
+    ],
+)
+def test_what_a_profile_alone_does_not_read_is_refused(refuses: Any, tmp_path: Path, options: Any, says: str) -> None:
+    where = ("eval", "memory", "--profile", "smollm2-135m-instruct", "--run", tmp_path, "--budget", 2, "--context", 40)
+    refuses(*where, *options, says=(says,), folder=tmp_path, code=2)
+
+
+def test_one_text_named_twice_is_one(ask: Any, run_folder: Path, text: Path) -> None:
+    found = ask("--text", text)
+    assert found.code == 0, found.err
+    assert len(found.json) == len(files(run_folder)) == 2
+
+
+def test_two_plans_of_one_name(refuses: Any, aatc: Any, run_folder: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run_folder, tmp_path / "other"))
+    assert aatc("whiten", "--run", other, "--head-groups", 2, "--force").code == 0
+    assert aatc("allocate", "--run", other, "--budget", 3, "--force").code == 0
+    plans = (run_folder / "plans" / "paper-3", other / "plans" / "paper-3")
+    where = ("eval", "--run", run_folder, "--model", tiny_llama, "--plan", *plans)
+    refuses(*where, says=("two different plans are called paper-3",), folder=run_folder, code=2)

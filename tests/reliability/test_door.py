@@ -246,3 +246,94 @@ def test_a_terabyte_of_holes_is_refused_before_it_is_read(run_folder: Path, aatc
     outcome = aatc("inspect", run_folder / "transforms" / "whiten")
     assert outcome.code == 1
     assert "larger than 64 MiB" in outcome.err
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Change fields of a manifest and give it the digest that agrees with them."""
+    raw = json.loads((path / "manifest.json").read_text())
+    raw |= changes
+    hashed = {key: raw[key] for key in raw if key not in ("digest", "provenance")}
+    (path / "manifest.json").write_text(json.dumps(raw | {"digest": digest_of(hashed)}))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "a/b", ".."])
+def test_a_forged_recipe_has_no_name_that_leads_elsewhere(aatc: Any, run_folder: Path, name: str) -> None:
+    plan = run_folder / "plans" / "paper-3"
+    settings = json.loads((plan / "manifest.json").read_text())["settings"]
+    settings["recipe"]["name"] = name
+    forge(plan, settings=settings)
+    outcome = aatc("inspect", plan)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "its settings are not those of a plan" in outcome.err
+
+
+def test_a_pipe_in_place_of_an_evaluation_keeps_nobody_waiting(aatc: Any, run_folder: Path) -> None:
+    (run_folder / "evals").mkdir(exist_ok=True)
+    os.mkfifo(run_folder / "evals" / "kl.paper-3.json")
+    outcome = aatc("report", "--run", run_folder)
+    assert outcome.code == 1
+    assert "not a regular file" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "results.csv", "report.json"])
+def test_a_link_in_place_of_a_report_is_replaced_and_not_followed(
+    aatc: Any, run_folder: Path, outside: Path, name: str
+) -> None:
+    (run_folder / "report").mkdir()
+    (run_folder / "report" / name).symlink_to(outside)
+    assert aatc("report", "--run", run_folder).code == 0
+    assert outside.read_text() == SECRET
+    assert not (run_folder / "report" / name).is_symlink()
+
+
+def test_a_checkpoint_that_is_a_link_is_neither_read_nor_removed(
+    aatc: Any, run_folder: Path, tiny_llama: Path, corpus: Path, tmp_path: Path, snapshot: Any
+) -> None:
+    shutil.copytree(run_folder / "stats", tmp_path / "elsewhere")
+    (run_folder / ".stats.partial").symlink_to(tmp_path / "elsewhere")
+    before = snapshot(tmp_path / "elsewhere")
+    outcome = aatc(*_commands(run_folder, tiny_llama, corpus)["collect"])
+    assert outcome.code == 1
+    assert "symbolic link" in outcome.err
+    assert snapshot(tmp_path / "elsewhere") == before
+
+
+def test_what_was_moved_aside_is_checked_as_any_artifact(aatc: Any, run_folder: Path) -> None:
+    """A foreign plan under the name of a replaced one comes back to its place, and is refused there."""
+    plan = run_folder / "plans" / "paper-3"
+    forge(plan, inputs={"transform": "0" * 64})
+    os.rename(plan, temporary_beside(plan, "old"))
+    outcome = aatc("allocate", "--run", run_folder, "--budget", 3)
+    assert outcome.code == 1
+    assert "inputs.transform was" in outcome.err
+    assert aatc("allocate", "--check", plan).code == 1
+
+
+def test_a_field_given_twice_is_no_way_around_the_digest(run_folder: Path, aatc: Any) -> None:
+    """Whichever of the two a parser takes, the digest is over what is used."""
+    file = run_folder / "plans" / "paper-3" / "manifest.json"
+    text = file.read_text()
+    for twice in ('"kind": "stats",', '"schema_version": 1,', '"results": {},', '"digest": "' + "0" * 64 + '",'):
+        for changed in (text.replace("{", "{" + twice, 1), text.rstrip()[:-1] + "," + twice.rstrip(",") + "}"):
+            file.write_text(changed)
+            outcome = aatc("inspect", file.parent, "--json")
+            assert outcome.code == 1 or outcome.json["results"] == json.loads(text)["results"]
+
+
+def test_two_tensors_on_the_same_bytes_are_refused(run_folder: Path, aatc: Any) -> None:
+    file = run_folder / "plans" / "paper-3" / "tensors.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    first, second = sorted(header)[:2]
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+    text = json.dumps(header).encode().ljust(length)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    outcome = aatc("inspect", file.parent)
+    assert (outcome.code, outcome.out) == (1, "")
+
+
+def test_a_run_that_is_a_link_is_the_users_affair(aatc: Any, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run_folder)
+    assert aatc("allocate", "--run", tmp_path / "link", "--budget", 4).code == 0
+    assert (run_folder / "plans" / "paper-4" / "manifest.json").is_file()

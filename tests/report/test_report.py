@@ -18,6 +18,7 @@ from aatc_cli.artifacts.artifact import ArtifactWriter
 from aatc_cli.artifacts.evaluation import DistortionRow, Evaluation, write_evaluation
 from aatc_cli.artifacts.manifest import ModelIdentity, TextRecord
 from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.transform import Transform, WhitenSettings, write_site
 from aatc_cli.config import Budget, Geometry, HeadGroups
 from aatc_cli.core import SIDES
@@ -196,7 +197,9 @@ def full_run(root: Path) -> tuple[Run, list[Evaluation]]:
     texts = [TextRecord(name="topics", weight=1.0, sha256="1" * 64, tokens=2048, windows=1)]
     with ArtifactWriter(run.stats(), "stats") as writer:
         writer.add("layers.0.k_sum", torch.zeros(16))
-        writer.commit(settings={}, model=model, texts=texts, results={"tokens": 1022})
+        settings = dump(CollectSettings(samples=1, length=1026))
+        results = {"windows": 1, "tokens": 1022, "fisher_windows": 0}
+        writer.commit(settings=settings, model=model, texts=texts, results=results)
     transform = add_transform(run, model)
     digests = {(name, bits): add_plan(run, model, recipe(name), bits, transform) for name, bits in KL}
     return run, add_evaluations(run, digests)

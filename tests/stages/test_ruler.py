@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import aatc_cli
-from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement
+from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement, write_evaluation
 from aatc_cli.evals import opened
 from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.asking import Asker
@@ -226,3 +226,26 @@ def test_standard_errors_are_those_of_the_samples(aatc, model, plan_run, monkeyp
     assert found["score"] == 0.375
     # by hand: deviations 0.625, -0.375, -0.125, -0.125; their squares sum to 0.5625
     assert found["stderr"] == pytest.approx(math.sqrt(0.5625 / 3 / 4), rel=1e-12)
+
+
+def test_rows_of_another_process_are_kept(aatc, model, plan_run, monkeypatch):
+    """Two calls with other subtasks write one file: each changes what the other has written."""
+    asked = ("eval", "ruler", "--context", 1024, "--limit", 1, "--model", model, "--run", plan_run, "--recipe", "fp16")
+    other = BenchmarkRow(
+        subtask="vt", context=1024, metric="m", score=1.0, stderr=None, samples=1, prompts_sha256="p", seconds=0.0
+    )
+    answers = Asker.answers
+
+    def meanwhile(self, what, *rest):
+        [path] = (plan_run / "evals").glob("benchmark.fp16.ruler.*.json")
+        write_evaluation(plan_run / "evals", read_measurement(path, BenchmarkResult).with_row(other))
+        return answers(self, what, *rest)
+
+    assert aatc(*asked, "--subtask", "niah_single_1").code == 0
+    monkeypatch.setattr(Asker, "answers", meanwhile)
+    outcome = aatc(*asked, "--subtask", "niah_multikey_3", "--json")
+    assert outcome.code == 0, outcome.err
+    assert {row["subtask"] for row in outcome.json[0]["rows"]} == {"niah_single_1", "niah_multikey_3", "vt"}
+    monkeypatch.undo()
+    forced = aatc(*asked, "--subtask", "niah_single_1", "--force", "--json")
+    assert [row["subtask"] for row in forced.json[0]["rows"]] == ["niah_single_1"]

@@ -15,9 +15,9 @@ from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
-from aatc_cli.core.tile_classes import RANKS
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
+from aatc_cli.core.tile_size import RANKS
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe

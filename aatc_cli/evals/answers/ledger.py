@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aatc_cli.artifacts.evaluation import write_evaluation
+from aatc_cli.artifacts.locking import locked
 from aatc_cli.artifacts.run import Run
 from aatc_cli.console import say
 from aatc_cli.core.metrics import mean_and_stderr
@@ -21,12 +22,16 @@ from aatc_cli.evals.subjects import Subject
 
 @dataclass(frozen=True)
 class Ledger:
-    """The results of one benchmark, of every subject of a call; kept on disk as they come."""
+    """The results of one benchmark, of every subject of a call; kept on disk as they come.
+
+    anew: subjects whose file is to be begun anew by the next row.
+    """
 
     run: Run
     benchmark: str
     order: tuple[str, ...]
     results: dict[str, BenchmarkResult]
+    anew: set[str] = field(default_factory=set)
 
     @classmethod
     def open(cls, opened: Opened, order: Sequence[str], **asked: Any) -> Ledger:
@@ -48,7 +53,8 @@ class Ledger:
                 **opened.origin(subject),
             )
             results[subject.name] = already(opened.run.evals, draft, force=opened.options.force) or draft
-        return cls(opened.run, opened.task, tuple(order), results)
+        anew = set(results) if opened.options.force else set()
+        return cls(opened.run, opened.task, tuple(order), results, anew)
 
     def missing(self, subjects: Sequence[Subject], subtask: str, context: int | None, prompts: str) -> list[Subject]:
         """Subjects without this row; raises `SettingsMismatchError` for a row that is there of other prompts."""
@@ -67,9 +73,12 @@ class Ledger:
 
     def add(self, subject: Subject, row: BenchmarkRow, what: str) -> None:
         """Put a row into the subject's file, and say its score; ``what`` names it."""
-        result = self.results[subject.name]
-        seconds = sum(old.seconds for old in result.rows if old.place != row.place) + row.seconds
-        self._write(subject, result.with_row(row, self.order).model_copy(update={"seconds": seconds}))
+
+        def change(result: BenchmarkResult) -> BenchmarkResult:
+            seconds = sum(old.seconds for old in result.rows if old.place != row.place) + row.seconds
+            return result.with_row(row, self.order).model_copy(update={"seconds": seconds})
+
+        self._update(subject, change)
         between = "" if row.low is None or row.high is None else f" ({row.low:.3g} to {row.high:.3g})"
         say(f"eval: {what} of {subject.name}: {row.score:.3g}{between}, {row.samples} samples")
 
@@ -78,11 +87,17 @@ class Ledger:
         for subject in subjects:
             result = self.results[subject.name]
             if result.rows and result.left_out != reasons:
-                self._write(subject, result.model_copy(update={"left_out": reasons}))
+                self._update(subject, lambda found: found.model_copy(update={"left_out": reasons}))
 
-    def _write(self, subject: Subject, result: BenchmarkResult) -> None:
-        self.results[subject.name] = result
-        write_evaluation(self.run.evals, result)
+    def _update(self, subject: Subject, change: Callable[[BenchmarkResult], BenchmarkResult]) -> None:
+        """Change the subject's file as it is now: another process may have put rows into it meanwhile."""
+        mine = self.results[subject.name]
+        with locked(self.run.evals, f".{mine.file_name}.lock", wait=True):
+            # with --force the first row of this call replaces the file that was there before it
+            there = already(self.run.evals, mine, force=subject.name in self.anew)
+            self.anew.discard(subject.name)
+            self.results[subject.name] = change(there or mine)
+            write_evaluation(self.run.evals, self.results[subject.name])
 
 
 def score_row(place: tuple[str, int | None, str], scores: list[float], prompts: str, seconds: float) -> BenchmarkRow:

@@ -7,7 +7,7 @@ import time
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, make_budget
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.call import Call
+from aatc_cli.evals.call import Call, require_own_dtype
 from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.memory.result import Result
 from aatc_cli.evals.memory.settings import Settings
@@ -31,10 +31,14 @@ def measure_geometry(call: Call, settings: Settings) -> list[Result]:
         raise UsageError(
             f"memory of a profile is that of the packed cache, not {call.options.cache}", "leave out --cache"
         )
+    require_own_dtype(call.options, "float16")
     results = []
     for recipe in [load_recipe(name) for name in call.recipes or ("paper",)]:
         if recipe.choices.allocator.nothing:
             raise UsageError(f"{recipe.name} stands beside every plan already", "name another --recipe")
+        if not recipe.packed:
+            problem = f"{recipe.name} has no packed cache whose bytes could be measured: it is simulated"
+            raise UsageError(problem, f"aatc inspect --profile {call.profile.name} --recipe {recipe.name} counts them")
         for budget in [make_budget(bits=value) for value in call.budgets]:
             if not recipe.min_bits <= budget.value <= recipe.max_bits:
                 wanted = f"between {recipe.min_bits} and {recipe.max_bits}"

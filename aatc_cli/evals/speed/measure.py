@@ -12,7 +12,7 @@ from aatc_cli.console import progress
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.bench.geometry import measure_geometry
 from aatc_cli.evals.caches import cache_kind, require_stored, session_of
-from aatc_cli.evals.call import Call
+from aatc_cli.evals.call import Call, require_own_dtype
 from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.speed.parts import PARTS, Bench, check_part
@@ -45,6 +45,7 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     Raises `UsageError` without one budget, or for head groups that the profile cannot have.
     """
     assert call.profile is not None
+    require_own_dtype(call.options, "bfloat16")
     if len(call.budgets) != 1:
         raise UsageError("speed of a profile needs one budget", "add --budget 2, or measure a plan with --model")
     if call.recipes:

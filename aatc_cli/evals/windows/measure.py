@@ -34,7 +34,7 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
     opened.check_length(settings.length)
     for subject in opened.subjects:
         check_packed(subject, settings.length)
-    frames = [Frame.of(opened, settings, text) for text in settings.text]
+    frames = [Frame.of(opened, settings, text) for text in dict.fromkeys(settings.text)]
     for frame in frames:
         frame.say_seen()
     return [evaluation for frame in frames for evaluation in _fill(frame, runner)]

@@ -72,7 +72,8 @@ class Tiles(Classes):
         Raises `ArtifactError` for a Transform without costs by rank, `UsageError` where ranks are of another window.
         """
         from aatc_cli.core import SIDES
-        from aatc_cli.core.tile_classes import RANKS, tile_lags
+        from aatc_cli.core.tile_classes import tile_lags
+        from aatc_cli.core.tile_size import RANKS
         from aatc_cli.errors import ArtifactError, UsageError
 
         recipe, name = choices.recipe, "layers.0.tile_window"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aatc_cli.artifacts.manifest import MANIFEST, ModelIdentity, read_manifest, require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import Stats
 from aatc_cli.report.data.run import TextUse
 
 
@@ -29,8 +30,8 @@ def sources_of(run: Run) -> list[Source]:
         manifest = read_manifest(path)
         if manifest.kind != "plan":
             what = path.name if manifest.kind == "stats" else f"transform {path.name}"
-            if manifest.kind == "stats" and isinstance(tokens := manifest.results.get("tokens"), int):
-                used[manifest.digest] = tokens
+            if manifest.kind == "stats":
+                used[manifest.digest] = Stats.open(path, unfinished=True).tokens
             counted = [used[d] for d in (manifest.digest, *manifest.inputs.values()) if d in used]
             use = TextUse(what, tuple(manifest.texts), counted[0] if len(set(counted)) == 1 else None)
             found.append(Source(manifest.model, use))
