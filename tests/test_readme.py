@@ -33,6 +33,8 @@ def test_gigabytes() -> None:
         found = law("paper", float(bits))
         assert (f"{found['bytes_total'] / 1e9:.2f}", f"{found['ratio']:.1f}") == (size, ratio)
     assert f"| 16 (float16) | {law('paper', 2)['bytes_fp16'] / 1e9:.2f} GB |" in README
+    matrices = law("paper", 2)["bytes_static"]
+    assert f"matrices of {matrices / 1e6:.0f} MB" in FLAT
     first = " ".join(README.split("\n\n")[1].split())
     assert all(f"{size} GB" in first for size in ("4.29", *(size for bits, size, _ in rows if bits != "2.5")))
 

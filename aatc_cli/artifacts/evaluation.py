@@ -106,6 +106,7 @@ class Evaluation(Measurement):
     task: Task
     bits_at_context: float = Field(description="all cache bytes at this context, as bits per cached number")
     ratio: float = Field(description="float16 cache bytes over all cache bytes at this context")
+    bytes_total: int | None = Field(None, description="all cache bytes of one sequence at this context")
     context: int = Field(description="tokens in the cache at the end of a window")
     text: str
     text_sha256: str

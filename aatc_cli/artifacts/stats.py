@@ -121,7 +121,7 @@ class Stats(Noun):
 
         from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
-        from aatc_cli.core.tile_size import RANKS
+        from aatc_cli.core.tile_sizes import RANKS
 
         channels, heads, dim = self.geometry.channels, self.geometry.kv_heads, self.geometry.head_dim
         shapes: dict[str, tuple[int, ...]] = {

@@ -79,7 +79,7 @@ def _run(task: Task, values: dict[str, Any]) -> None:
         print_inspection(forecast_eval(call, settings).inspection(), values["json"])
         return
     results = task.call()(task, call, settings)
-    print_results(task, results, values["json"])
+    print_results(task, results, values["json"], call.run.evals)
 
 
 def _call(task: Task, values: dict[str, Any]) -> Call:

@@ -15,7 +15,7 @@ from aatc_cli.core.received import probe_sums, received_bins
 from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
 from aatc_cli.core.tile_classes import tile_lags
-from aatc_cli.core.tile_size import RANKS, TILE
+from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.core.weights import fisher_weights, shrunk
 
 # parts of the tokens in which the products of queries are summed apart, where they divide them

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aatc_cli.core.tile_size import RANKS, TILE
+from aatc_cli.core.tile_sizes import RANKS, TILE
 
 Order = Literal["layer", "head"]
 RankedBy = Literal["received", "chance"]

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from aatc_cli.config import Settings
-from aatc_cli.core.tile_size import RANKS, ROWS, TILE
+from aatc_cli.core.tile_sizes import RANKS, ROWS, TILE
 
 
 class TileQuotas(Settings):

@@ -117,9 +117,14 @@ def test_the_whole_pipeline_with_json(aatc: Any, collect: Any, tiny_llama: Path,
     assert [(e["recipe"], e["budget"]) for e in evaluated.json] == [("fp16", None), ("paper", "3")]
     assert evaluated.json[0]["kl_mean"] < evaluated.json[1]["kl_mean"]
     stored = [evaluation.model_dump(mode="json") for evaluation in read_evaluations(run / "evals")]
-    assert stored == evaluated.json
-    file = next((run / "evals").glob("kl.paper*"))
-    assert aatc("inspect", file, "--json").json == evaluated.json[1]
+    entries = evaluated.json
+    paths = [Path(entry.pop("path")) for entry in entries]
+    assert stored == entries
+    assert paths == [next((run / "evals").glob(f"kl.{name}*")) for name in ("fp16", "paper")]
+    assert aatc("inspect", paths[1], "--json").json == entries[1]
+    assert evaluated.json[1]["plan"] == plans.json[0]["plan"]
+    assert evaluated.json[1]["bytes_total"] == Plan.open(run / "plans" / "paper-3").layout.bytes(160)
+    assert evaluated.json[0]["bytes_total"] == 160 * 4 * 2 * 32 * 2
 
     report = aatc("report", "--run", run, "--json")
     assert report.code == 0, report.err

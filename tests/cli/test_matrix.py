@@ -21,6 +21,8 @@ from aatc_cli.evals import TASKS
 # what a value must be wrong beside: other options without which this one is not looked at
 BESIDE: dict[tuple[str, str], tuple[object, ...]] = {
     ("collect", "calibration"): ("--profile", "smollm2-135m-instruct"),
+    # with nothing to do there is nothing that a device is needed for
+    ("whiten", "device"): ("--force",),
     ("allocate", "ratio"): ("--context", 64),
     ("allocate", "bytes"): ("--context", 64),
 }

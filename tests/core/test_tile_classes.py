@@ -26,7 +26,7 @@ from aatc_cli.core.tile_classes import (
     unpack_classes,
 )
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_size import RANKS, TILE
+from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.errors import AatcError
 
 CURVE = np.array(DISTORTION[:9])

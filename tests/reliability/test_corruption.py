@@ -48,6 +48,7 @@ class Shelf:
 
     run: Path
     session: Any
+    evaluation: str
 
     def place(self, kind: str, run: Path) -> Path:
         """Where an artifact of a kind lies."""
@@ -58,7 +59,7 @@ class Shelf:
                 "transform": "transforms/whiten",
                 "plan": "plans/paper-3",
                 "cache": "cache",
-                "evaluation": "evals/kl.paper-3.corpus.txt.160-80.json",
+                "evaluation": f"evals/{self.evaluation}",
             }[kind]
         )
 
@@ -101,7 +102,7 @@ def shelf(
     run = Path(shutil.copytree(base_run, tmp_path_factory.mktemp("shelf") / "run"))
     plan = Plan.open(run / "plans" / "paper-3")
     source = find_model(str(tiny_llama))
-    measured("kl", Run(run), tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=160, limit=1)
+    [found] = measured("kl", Run(run), tiny_llama, [Subject(plan.recipe, plan)], text=[corpus], length=160, limit=1)
     model = load_model(source, dtype="bfloat16")
     with attach_codecs(model, plan.codecs("cpu"), plan.recipe.window) as session:
         cache = session.new_cache()
@@ -110,7 +111,7 @@ def shelf(
         with torch.no_grad():
             model(ids, attention_mask=mask, **{session.keyword: cache})
         save_cache(cache, session, run / "cache")
-        yield Shelf(run, session)
+        yield Shelf(run, session, found.file_name)
 
 
 def fuzz(shelf: Shelf, kind: str, count: int, scratch: Path) -> Counter[str]:
@@ -239,7 +240,7 @@ def test_nothing_is_pickled() -> None:
 # the same damage met by commands
 
 
-def commands(kind: str, run: Path, model: Path, corpus: Path) -> list[list[object]]:
+def commands(kind: str, run: Path, model: Path, corpus: Path, evaluation: str) -> list[list[object]]:
     """Every command that reads an artifact of a kind."""
     evaluate = ["eval", "--run", run, "--model", model, "--text", corpus, "--length", 160, "--limit", 1, "--budget", 3]
     whole = [["inspect", "--run", run, "--json"], ["report", "--run", run, "--json"]]
@@ -265,7 +266,7 @@ def commands(kind: str, run: Path, model: Path, corpus: Path) -> list[list[objec
                 ["allocate", "--check", run / "plans" / "paper-3", "--json"],
                 evaluate,
             ],
-            "evaluation": [["inspect", run / "evals" / "kl.paper-3.corpus.txt.160-80.json", "--json"], evaluate],
+            "evaluation": [["inspect", run / "evals" / evaluation, "--json"], evaluate],
         }[kind]
     )
 
@@ -279,7 +280,7 @@ def meet(shelf: Shelf, count: int, aatc: Any, model: Path, corpus: Path, scratch
         shutil.copytree(shelf.run, run)
         kind = draw.choice(KINDS[:-1])
         what, _ = damages.damage(draw, kind, shelf.place(kind, run), scratch / "elsewhere")
-        command = draw.choice(commands(kind, run, model, corpus))
+        command = draw.choice(commands(kind, run, model, corpus, shelf.evaluation))
         note = f"{number}: {kind}: {what}: {' '.join(map(str, command))}"
         try:
             ended = aatc(*command)

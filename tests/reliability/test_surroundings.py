@@ -99,12 +99,12 @@ main()
     ("package", "arguments"),
     [
         ("pydantic", ("inspect",)),
-        ("torch", ("whiten",)),
+        ("torch", ("collect", "--model", "x")),
         ("rich", ("inspect",)),
         *(
             pytest.param(*cell, marks=pytest.mark.slow)
             for cell in (
-                ("scipy", ("allocate", "--budget", "2")),
+                ("scipy", ("collect", "--model", "x")),
                 ("matplotlib", ("report",)),
                 ("jinja2", ("report",)),
                 ("transformers", ("collect", "--model", "x")),

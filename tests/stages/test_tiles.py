@@ -17,7 +17,7 @@ from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
-from aatc_cli.core.tile_size import RANKS
+from aatc_cli.core.tile_sizes import RANKS
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.console import say
-from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.layout import fp16_bytes, packed_tokens
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
@@ -84,6 +84,7 @@ class Frame:
                 "seconds": seconds,
                 "bits_at_context": layout.bits_at(s.length) if layout else 16.0,
                 "ratio": layout.ratio(s.length) if layout else 1.0,
+                "bytes_total": layout.bytes(s.length) if layout else self._uncompressed,
                 "context": s.length,
                 "text": self.text,
                 "text_sha256": self.windows.records[0].sha256,
@@ -100,6 +101,10 @@ class Frame:
                 **measured,
             }
         )
+
+    @property
+    def _uncompressed(self) -> int:
+        return fp16_bytes(self.opened.identity.geometry, self.settings.length)
 
     @property
     def _stride(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aatc_cli.config import Geometry
 from aatc_cli.core.received_bins import BINS, PROBES
-from aatc_cli.core.tile_size import RANKS
+from aatc_cli.core.tile_sizes import RANKS
 
 # rows that collect keeps per layer unless told otherwise
 ROWS = 4096

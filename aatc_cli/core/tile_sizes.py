@@ -1,7 +1,8 @@
-"""Size of a tile in tokens, and of the parts in which its ranks are counted."""
+"""Sizes of a tile, which bytes and memory are counted from without torch."""
 
 from __future__ import annotations
 
+# tokens of a tile
 TILE = 64
 # a row block of a matrix instruction: quotas are multiples of it
 ROWS = 16
