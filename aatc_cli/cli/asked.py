@@ -60,8 +60,10 @@ class WhitenAsked(Settings):
         None, description="Heads whose keys are transformed jointly; profile, the default, is --head-groups."
     )
     value_groups: _Groups | None = Field(None, description="The same for values.")
-    percentile: float = Field(99.0, description="Percentile of |h| used as channel scale.")
-    shrinkage: float = Field(0.1, description="Share of the loss metric that is replaced by its diagonal, 0 to 1.")
+    percentile: float = Field(99.0, allow_inf_nan=True, description="Percentile of |h| used as channel scale.")
+    shrinkage: float = Field(
+        0.1, allow_inf_nan=True, description="Share of the loss metric that is replaced by its diagonal, 0 to 1."
+    )
 
 
 class AllocateAsked(Settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -136,8 +137,16 @@ class MadeCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """That of the command with its options."""
-        made = command_of(str(self.name), str(self.help), self.parameters(), self.call)
-        return made.make_context(info_name, args, parent, **extra)
+        return self.made.make_context(info_name, args, parent, **extra)
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its options, for the reference of all commands."""
+        return self.made.get_params(ctx)
+
+    @cached_property
+    def made(self) -> Any:
+        """The command with its options."""
+        return command_of(str(self.name), str(self.help), self.parameters(), self.call)
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
