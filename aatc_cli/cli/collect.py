@@ -1,4 +1,4 @@
-"""The command collect."""
+"""The command collect: statistics of a model over calibration text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aatc eval: a sub-command for every task, made when it is asked for; without a task it is kl."""
+"""The command eval: a sub-command for every task, made when it is asked for; without a task it is kl."""
 
 from __future__ import annotations
 

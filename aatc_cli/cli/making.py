@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
 from typer.core import DEFAULT_MARKUP_MODE, TyperCommand
@@ -41,12 +41,6 @@ def spreading(parameters: Iterable[inspect.Parameter]) -> type[TyperCommand]:
             return super().parse_args(ctx, spread(args, repeatable))
 
     return SpreadCommand
-
-
-def spreading_as(function: Callable[..., Any]) -> type[TyperCommand]:
-    """`spreading` by the parameters of a command's function."""
-    hints = get_type_hints(function, include_extras=True)
-    return spreading(parameter(name, hint, None) for name, hint in hints.items() if name != "return")
 
 
 def _repeatable(given: inspect.Parameter) -> tuple[str, bool] | None:

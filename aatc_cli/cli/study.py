@@ -1,4 +1,4 @@
-"""aatc study: a named study, by the stages that single commands use, and a table of its cells."""
+"""The command study: a named study, by the stages that single commands use, and a table of its cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command whiten."""
+"""The command whiten: a Transform from Stats, of a kind or as a recipe needs it."""
 
 from __future__ import annotations
 

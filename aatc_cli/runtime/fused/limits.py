@@ -1,4 +1,4 @@
-"""What of a window or a model the fused kernels do not have."""
+"""Limits of the fused kernels: windows and models that they do not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whiten and allocate would read, write and take on this machine."""
+"""Dry runs of whiten and allocate: what they would read, write and take on this machine."""
 
 from __future__ import annotations
 

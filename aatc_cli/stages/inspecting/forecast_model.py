@@ -1,4 +1,4 @@
-"""What collect and eval, which run the model, would read, write and take on this machine."""
+"""Dry runs of collect and eval, which run the model: what they would read, write and take on this machine."""
 
 from __future__ import annotations
 
