@@ -21,7 +21,7 @@ def require_packed(name: str, recipe: Recipe, classes: PlanClasses) -> None:
             f"recipe {recipe.name} has no packed cache: its quantizer {recipe.quantizer} is simulated only",
             "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
         )
-    if classes.count > 1:
+    if classes.count > 1 and not recipe.choices.classes.tiled:
         raise AatcError(
             f"{name} keeps tokens at {classes.count} rates, which the packed cache does not hold yet",
             "evaluate it with aatc eval kl or perplexity, or plan with --recipe loss-aware",
@@ -47,9 +47,9 @@ def codecs_of(
     """
     # one transform serves all classes: only widths differ
     first = recipe.choices.codecs(sites, device)
-    if classes.count == 1:
-        return first
     kind = recipe.choices.classes
+    if classes.count == 1 and not kind.tiled:
+        return first
 
     def coded(layer: int, side: Side) -> Any:
         bits = torch.tensor([of_class[layer][side] for of_class in widths]).to(device)

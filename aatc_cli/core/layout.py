@@ -20,6 +20,8 @@ from aatc_cli.core.overheads import Overheads
 PLANES = (16, 8, 4, 2, 1)
 Widths = Sequence[Mapping[Side, Sequence[int]]]  # [layer][side], [C] each
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
+# causes whose bytes are of the model's dtype
+IN_FULL = ("sinks", "window", "sliding_layers")
 CHANNEL_SCALE_BYTES = 4  # s_c is float32
 
 
@@ -183,7 +185,7 @@ class CacheLayout:
         return self._bits_of_blocks(1)
 
     def _bits_of_blocks(self, blocks: int) -> float:
-        window, apart = self.window, ("sinks", "window", "sliding_layers")
+        window, apart = self.window, (*IN_FULL, "received")
         parts = self.breakdown(window.sinks + window.recent + blocks * window.flush)
         packed = sum(count for cause, count in parts.items() if cause not in apart)
         return 16.0 * packed / fp16_bytes(self.geometry.of_full_layers(), blocks * window.flush)

@@ -10,16 +10,19 @@ import numpy as np
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths
+from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths, exact_slots
 from aatc_cli.core.tile_bytes import Ints, TileBytes, order_bytes
 from aatc_cli.core.tile_classes import TileRule
+
+RECEIVED_BYTES = 4  # float32
 
 
 @dataclass(frozen=True)
 class TileLayout(CacheLayout):
     """Bytes of a cache of tiles. ``widths`` are those of the channels that any class codes; tiles[layer]: of one tile.
 
-    The window is flushed a tile at a time, so packed tokens are whole tiles.
+    The window is flushed a tile at a time, so packed tokens are whole tiles. What tokens in the window have received so
+    far is held beside them, a number of 32 bits for each order.
     """
 
     tiles: tuple[TileBytes, ...] = ()
@@ -62,6 +65,12 @@ class TileLayout(CacheLayout):
         """Code bits per channel of a packed token, on average over sites and classes."""
         codes = sum(tile.codes_keys + tile.codes_values for tile in self.tiles)
         return 8 * codes / (self.rule.tile * 2 * self.geometry.layers * self.geometry.channels)
+
+    def breakdown(self, tokens: int, batch: int = 1) -> dict[str, int]:
+        """As without tiles, with ``received``: what ranks the tokens of the window once they leave it."""
+        slots, layers = exact_slots(tokens, self.window)[1], self.geometry.layers
+        received = slots * layers * self.rule.orders(self.geometry.kv_heads) * RECEIVED_BYTES
+        return super().breakdown(tokens, batch) | {"received": batch * received}
 
     def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
         """The same: quotas are what they are on any text."""

@@ -93,9 +93,11 @@ class Classes(Choice):
     """How tokens are told apart.
 
     measured: thresholds and shares are of the calibration text, and a Plan holds them; else a recipe says the shares.
+    tiled: classes are quotas inside a tile, whose codecs hold the rule; the packed cache keeps them.
     """
 
     measured: ClassVar[bool] = False
+    tiled: ClassVar[bool] = False
 
     def told_by(self) -> type[Settings] | None:
         """The model of its table ``[tokens]`` in a recipe, or None."""

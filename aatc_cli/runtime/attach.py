@@ -23,6 +23,7 @@ from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.simulated.form import simulated_spec
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.store import Coordinates, Kind
+from aatc_cli.runtime.tiles.form import tiles_spec
 
 CacheChoice = Literal["auto", "packed", "fused", "simulated"]
 
@@ -47,7 +48,9 @@ def prepare(model: nn.Module, plan: Plan, cache: CacheChoice = "auto") -> Sessio
     _check_plan(model, plan)
     layers, device = attention_layers(model), str(next(model.parameters()).device)
     kind = cache if cache != "auto" else chosen(plan, device)
-    if kind == "simulated":
+    if plan.recipe.choices.classes.tiled:
+        spec = tiles_spec(model, layers, plan.codecs(device), plan.recipe.window, plan.layout, kind)
+    elif kind == "simulated":
         codecs = _simulated_codecs(plan, device)
         spec = simulated_spec(model, layers, codecs, plan.recipe.window, plan.recipe.coordinates, plan.layout)
     else:
@@ -58,6 +61,8 @@ def prepare(model: nn.Module, plan: Plan, cache: CacheChoice = "auto") -> Sessio
 
 def chosen(plan: Plan, device: str) -> Kind:
     """The cache that "auto" stands for, of a plan on a device."""
+    if plan.recipe.choices.classes.tiled:
+        return "packed"
     if not plan.recipe.packed or plan.classes.count > 1 or not plan.recipe.window.exact:
         return "simulated"
     alone = plan.groups.k == plan.groups.v == plan.geometry.kv_heads

@@ -28,15 +28,15 @@ class OnlineSoftmax:
         """Whether any query reaches back to ``token``."""
         return self.sliding_window is None or self.first - token < self.sliding_window
 
-    def weigh(self, keys: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Unnormalised weights [b, H, M, n] of rotated keys [b, H, n, D], the factor older sums fade by, their sum."""
-        scores = cap_scores(self.query @ keys.to(self.query.dtype).transpose(-1, -2), self.view.softcap)
-        hidden = self._hidden(first, keys.shape[2])
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -torch.inf)
+    def weigh(self, keys: Tensor, first: int, dropped: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Unnormalised weights [b, H, M, n] of rotated keys [b, H, n, D], the factor older sums fade by, their sum.
+
+        dropped [b, H, n]: true where a head keeps nothing of a token.
+        """
+        scores = self._scores(keys, first, dropped)
         peak = torch.maximum(self.peak, scores.amax(-1, keepdim=True))
         # a query that has seen nothing yet has no maximum to subtract
-        reference = peak if hidden is None else torch.where(peak == -torch.inf, torch.zeros_like(peak), peak)
+        reference = torch.where(peak == -torch.inf, torch.zeros_like(peak), peak)
         fade = torch.exp(self.peak - reference)
         weights = (scores - reference).exp_()
         self.peak = peak
@@ -45,10 +45,14 @@ class OnlineSoftmax:
         self.total = self.total * fade
         return weights, fade, mass
 
-    def add(self, keys: Tensor, values: Tensor, first: int) -> None:
-        """Take in exact rotated keys and values [b, H, n, D] of the tokens from ``first`` on."""
+    def shares(self, keys: Tensor, first: int) -> Tensor:
+        """Weights [b, H, M, n] of rotated keys that were taken in, of all that was; after `result`."""
+        return torch.exp(self._scores(keys, first, None) - self.peak) / self.norm
+
+    def add(self, keys: Tensor, values: Tensor, first: int, dropped: Tensor | None = None) -> None:
+        """Take in rotated keys and values [b, H, n, D] of the tokens from ``first`` on."""
         if self.sees(first + keys.shape[2] - 1):
-            weights, _, _ = self.weigh(keys, first)
+            weights, _, _ = self.weigh(keys, first, dropped)
             self.total = self.total + weights @ values.to(weights.dtype)
 
     def rows(self, keys: Tensor, values: Tensor, first: int) -> None:
@@ -72,6 +76,14 @@ class OnlineSoftmax:
         if self.view.sinks is not None:
             self.sink(self.view.sinks)
         return saturated((self.total / self.norm).reshape(self.shape), dtype)
+
+    def _scores(self, keys: Tensor, first: int, dropped: Tensor | None) -> Tensor:
+        """Scores [b, H, M, n], -inf where a query must not see or a head does not keep a token."""
+        scores = cap_scores(self.query @ keys.to(self.query.dtype).transpose(-1, -2), self.view.softcap)
+        hidden = self._hidden(first, keys.shape[2])
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores if dropped is None else scores.masked_fill(dropped[:, :, None], -torch.inf)
 
     def _hidden(self, first: int, count: int) -> Tensor | None:
         """Mask [M, n] of keys a query must not see: later ones, and those beyond the sliding window."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from aatc_cli.core.layout import IN_FULL
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import exact_attention
@@ -24,8 +25,6 @@ from aatc_cli.runtime.store import LayerView, Store, Tables
 
 # rotation tables of one forward pass that are kept for the next layers
 _TABLES = 64
-# causes of the byte law that are in the model's dtype
-_IN_FULL = ("sinks", "window", "sliding_layers")
 
 
 class CompressedState:
@@ -72,7 +71,7 @@ class CompressedState:
         total = 0.0
         for group in self.groups:
             parts = self.spec.layout.breakdown(group.length, len(group.rows))
-            total += sum(count * (share if cause in _IN_FULL else 1) for cause, count in parts.items())
+            total += sum(count * (share if cause in IN_FULL else 1) for cause, count in parts.items())
         return round(total)
 
     def select(self, rows: Tensor) -> None:

@@ -22,10 +22,11 @@ OPTIONAL = {
     "gguf": ".gguf models",
     "datasets": "hf: texts",
     "matplotlib": "figures of the report",
-    "cupy-cuda12x": "fused kernels",
+    "cupy": "fused kernels",
     "lm-eval": "eval gsm8k, mmlu-pro, math-500, longbench",
     "math-verify": "eval math-500",
 }
+_CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 # below this a run of a small model does not fit
 _LEAST_DISK, _LEAST_MEMORY = 1_000_000_000, 2_000_000_000
 
@@ -78,10 +79,13 @@ def _packages() -> Iterator[Finding]:
 
 
 def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    # one package that is distributed under a name for every version of CUDA
+    for distribution in _CUPY if name == "cupy" else (name,):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def _disk(run: Path) -> Finding:

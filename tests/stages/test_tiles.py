@@ -18,7 +18,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.core.tile_sizes import RANKS
-from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
@@ -98,9 +98,10 @@ def test_evaluation_reads_the_widths_of_every_class(
     assert one.bits_packed == pytest.approx(plan.layout.bits_packed)
 
 
-def test_packed_cache_says_that_it_does_not_hold_classes(plan: Plan) -> None:
-    with pytest.raises(AatcError, match="3 rates"):
-        plan.codecs("cpu")
+def test_codecs_of_the_packed_cache_hold_the_classes(plan: Plan) -> None:
+    codecs = plan.codecs("cpu")
+    assert len(codecs) == 4
+    assert all(isinstance(codec, TileCodec) and codec.classes == 3 for layer in codecs for codec in layer.values())
 
 
 def test_other_windows_are_refused(run: Run) -> None:

@@ -31,7 +31,7 @@ class Tiles(Classes):
     name = "tiles"
     meaning = "quotas of the ranks of received attention in a tile of 64 tokens"
     goes_with = together(quantizer=("packed",), allocator=("waterfill",))
-    measured = False
+    tiled = True
 
     def told_by(self) -> type[Settings]:
         """The quotas."""
