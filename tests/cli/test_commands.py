@@ -15,10 +15,10 @@ import pytest
 
 import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
-from aatc_cli.artifacts.evaluation import read_evaluations
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.cli.options import GROUPS
 from aatc_cli.evals import TASKS, Task
+from aatc_cli.evals.reading import read_evaluations
 
 ROOT = Path(aatc_cli.__file__).parents[1]
 COMMANDS = ["collect", "whiten", "allocate", "inspect", "eval", "study", "report"]

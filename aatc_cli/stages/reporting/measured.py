@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aatc_cli.artifacts.evaluation import Evaluation, read_evaluations, read_measurement
+from aatc_cli.artifacts.evaluation import Evaluation, read_measurement
 from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.evals.needles.result import Result as NeedleResult
+from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.table import read_speed
 from aatc_cli.evals.stability.result import Result as StabilityResult
