@@ -119,7 +119,7 @@ def check_plans(paths: list[str], transform: Path | None, json: bool) -> None:
 
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan, verify
-    from aatc_cli.console import print_json, print_table
+    from aatc_cli.console import print_json, print_table, working
     from aatc_cli.errors import AatcError
     from aatc_cli.stages.allocate import check
 
@@ -128,7 +128,8 @@ def check_plans(paths: list[str], transform: Path | None, json: bool) -> None:
         entry: dict[str, Any] = {"plan": None, "path": str(path), "identical": False, "differences": []}
         try:
             plan = Plan.open(find_plan(path))
-            differences = check(plan, transform)
+            with working(f"deriving {plan.name}"):
+                differences = check(plan, transform)
             # the matrices too, which no width depends on: the plan is used with them
             verify(plan.transform(transform))
         except AatcError as error:

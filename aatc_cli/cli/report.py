@@ -17,10 +17,11 @@ def report(
 ) -> None:
     """Write the run's report: Markdown, CSV, JSON and one self-contained HTML file with plots; say where they are."""
     from aatc_cli.artifacts.run import Run
-    from aatc_cli.console import print_json, print_table
+    from aatc_cli.console import print_json, print_table, working
     from aatc_cli.stages.report import make_report
 
-    files = make_report(Run(run), title=title)
+    with working("writing the report"):
+        files = make_report(Run(run), title=title)
     places = {"html": files.html, "markdown": files.markdown, "csv": files.csv, "json": files.json}
     if json:
         print_json({kind: str(path) for kind, path in places.items()})

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +54,15 @@ class _Options:
     errors: Floats
 
 
-def allocate_planes(pool: Sequence[Units], budget: int, curve: Floats, scale_bits: int) -> tuple[list[Ints], float]:
+def allocate_planes(
+    pool: Sequence[Units], budget: int, curve: Floats, scale_bits: int, *, follow: bool = False
+) -> tuple[list[Ints], float]:
     """Widths [U, E] of every part of the pool within ``budget`` bits of a tile; the level, in nats for a bit.
 
     curve [max + 1]: error of a channel of energy 1 at 0, 1, ... bits, convex and falling. A unit that codes anything
-    pays ``scale_bits`` a token. Raises `AatcError` for a budget below zero.
+    pays ``scale_bits`` a token. follow: a unit of the second part is coded only where the one in its place in the first
+    is; keys without a bit read as zero, and queries that look away from their tokens would look at them.
+    Raises `AatcError` for a budget below zero.
     """
     if budget < 0:
         raise AatcError(
@@ -67,7 +72,7 @@ def allocate_planes(pool: Sequence[Units], budget: int, curve: Floats, scale_bit
     widths: list[Ints] = []
     for _ in range(_ROUNDS):
         options = [_options(units, level, curve, scale_bits) for units in pool]
-        chosen, reached = _buy(pool, options, budget)
+        chosen, reached = _buy(pool, options, budget, follow=follow)
         found = [
             np.take_along_axis(part.widths, pick[:, None, None], 1)[:, 0]
             for part, pick in zip(options, chosen, strict=True)
@@ -168,40 +173,57 @@ def _sums(parts: Floats) -> Floats:
     return sums
 
 
-def _buy(pool: Sequence[Units], options: Sequence[_Options], budget: int) -> tuple[list[Ints], float]:
+def _buy(pool: Sequence[Units], options: Sequence[_Options], budget: int, *, follow: bool) -> tuple[list[Ints], float]:
     """The option of every unit, and what the first step that did not fit would have saved for a bit; 0 if all did.
 
     Steps go along the lower hulls of error over bits; one that does not fit ends its unit's way and smaller ones of
-    others are still taken.
+    others are still taken. With ``follow`` steps of the second part wait for their unit of the first.
     """
-    chosen, steps = [], []
+    steps = _steps(pool, options)
+    # every way begins with nothing, the last of the options
+    chosen = [np.full(len(units.tokens), option.bits.shape[1] - 1) for units, option in zip(pool, options, strict=True)]
+    waiting: dict[int, list[_Step]] = {}
+    level = 0.0
+    for step in steps:
+        if follow and step.part == 1 and not options[0].bits[step.unit, chosen[0][step.unit]]:
+            waiting.setdefault(step.unit, []).append(step)
+            continue
+        for one in (step, *(waiting.pop(step.unit, ()) if step.part == 0 and step.cost <= budget else ())):
+            if one.cost <= budget and chosen[one.part][one.unit] == one.before:
+                chosen[one.part][one.unit], budget = one.after, budget - one.cost
+            elif not level:
+                level = one.saved
+    return chosen, level
+
+
+class _Step(NamedTuple):
+    """From one option of a unit to the next: what it saves for a bit, and its bits of a tile."""
+
+    saved: float
+    part: int
+    unit: int
+    before: int
+    after: int
+    cost: int
+
+
+def _steps(pool: Sequence[Units], options: Sequence[_Options]) -> list[_Step]:
+    """All steps by what they save, ties to the part and the unit that stand first."""
+    found = []
     for part, (units, option) in enumerate(zip(pool, options, strict=True)):
-        chosen.append(np.zeros(len(units.tokens), dtype=np.int64))
         for unit in range(len(units.tokens)):
-            path = _hull(option.bits[unit], option.errors[unit])
-            chosen[part][unit] = path[0]
-            tokens = int(units.tokens[unit])
-            budget -= tokens * int(option.bits[unit, path[0]])
-            for before, after in pairwise(path):
+            for before, after in pairwise(_hull(option.bits[unit], option.errors[unit])):
                 more = int(option.bits[unit, after] - option.bits[unit, before])
                 saved = float(option.errors[unit, before] - option.errors[unit, after]) / more
-                steps.append((-saved, part, unit, before, after, tokens * more))
-    if budget < 0:
-        raise AatcError("the budget is below what the narrowest options take", "raise the budget")
-    steps.sort()
-    level = 0.0
-    for gain, part, unit, before, after, cost in steps:
-        if cost <= budget and chosen[part][unit] == before:
-            chosen[part][unit], budget = after, budget - cost
-        elif not level:
-            level = -gain
-    return chosen, level
+                found.append(_Step(saved, part, unit, before, after, int(units.tokens[unit]) * more))
+    return sorted(found, key=lambda step: (-step.saved, *step[1:]))
 
 
 def _hull(bits: Ints, errors: Floats) -> list[int]:
     """Options on the lower convex hull of error over bits, from the cheapest on, errors falling."""
     path: list[int] = []
-    for place in sorted(range(bits.size), key=lambda i: (int(bits[i]), float(errors[i]), i)):
+    # of options without bits the last, which is nothing at all
+    for place in sorted(range(bits.size), key=lambda i: (int(bits[i]), float(errors[i]), -i)):
         if path and (bits[place] == bits[path[-1]] or errors[place] >= errors[path[-1]]):
             continue
         while len(path) > 1:

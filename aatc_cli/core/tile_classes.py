@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from aatc_cli.core.tile_sizes import RANKS, TILE
 Order = Literal["layer", "head"]
 RankedBy = Literal["received", "chance"]
 
+_HOST = torch.device("cpu")
 # odd constants that spread the bits of a place over a word
 _MIX = (0x9E3779B1, 0x85EBCA6B)
 
@@ -75,13 +77,13 @@ class TileRule:
         """
         if self.ranked_by == "chance":
             received = chance(received, first, layer)
-        ranks = tile_ranks(torch.unflatten(received, -1, (-1, self.tile)))
-        return self.class_of_rank(received.device)[ranks].flatten(-2)
+        order = _order(torch.unflatten(received, -1, (-1, self.tile)))
+        classes = self.class_of_rank(received.device).expand_as(order)
+        return torch.empty_like(order).scatter_(-1, order, classes).flatten(-2)
 
-    def class_of_rank(self, device: torch.device | None = None) -> Tensor:
+    def class_of_rank(self, device: torch.device = _HOST) -> Tensor:
         """The class of every rank: int64 [t]."""
-        quotas = torch.tensor(self.quotas, device=device)
-        return torch.arange(self.classes, device=device).repeat_interleave(quotas, output_size=self.tile)
+        return _class_of_rank(self.quotas, device)
 
     def rank_shares(self) -> Tensor:
         """Share of every class in each of `RANKS` groups of ranks, float64 [n, RANKS]; rows sum to one."""
@@ -100,9 +102,20 @@ def tile_lags(recent: int, tile: int = TILE) -> tuple[int, int]:
     return last // 2, last
 
 
+def _order(received: Tensor) -> Tensor:
+    """Places of the tokens of a tile [..., t] by rising r, ties by place."""
+    return received.argsort(dim=-1, stable=True)
+
+
+# asked for at every tile: what comes from the host makes a GPU wait
+@lru_cache(maxsize=32)
+def _class_of_rank(quotas: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(quotas)), torch.tensor(quotas)).to(device)
+
+
 def tile_ranks(received: Tensor) -> Tensor:
     """Rank of every token among its tile [..., t], 0 for the one that received least; ties by place. -> int64."""
-    order = received.argsort(dim=-1, stable=True)
+    order = _order(received)
     places = torch.arange(received.shape[-1], device=received.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
 

@@ -40,7 +40,9 @@ def plan_tiles(
     pools: tuple[tuple[Side, ...], ...] = (SIDES,) if joint else tuple((side,) for side in SIDES)
     for sides in pools:
         pool = [_units(values[side], [layer[side] for layer in costs], rule) for side in sides]
-        widths, level = allocate_planes(pool, budget // len(pools), curve, scale_bits)
+        if sides == ("v",):
+            pool = [_where_coded(pool[0], [layer["k"] for layer in bits])]
+        widths, level = allocate_planes(pool, budget // len(pools), curve, scale_bits, follow=joint and _alike(pool))
         for side, units, found in zip(sides, pool, widths, strict=True):
             errors = units.tokens / rule.tile * _summed(units.energy * curve[found])
             for layer, (rows, parts) in enumerate(zip(np.split(found, layers), np.split(errors, layers), strict=True)):
@@ -60,6 +62,20 @@ def _units(values: Sequence[Floats], costs: Sequence[Floats], rule: TileRule) ->
     )
     tokens = np.tile(np.repeat(np.array(rule.quotas), values[0].shape[0]), len(values))
     return Units(energy, tokens)
+
+
+def _alike(pool: Sequence[Units]) -> bool:
+    """Whether keys and values have the same head groups."""
+    return pool[0].energy.shape == pool[1].energy.shape
+
+
+def _where_coded(values: Units, keys: Sequence[Ints]) -> Units:
+    """Values that nothing is lost by where the keys [n, C] of the same class and head group have no bits."""
+    coded = np.concatenate([widths.reshape(-1, values.energy.shape[1]) for widths in keys])
+    if coded.shape != values.energy.shape:
+        return values
+    some = (coded > 0).sum(1) > 0
+    return Units(np.where(some[:, None], values.energy, 0.0), values.tokens)
 
 
 def _summed(errors: Floats) -> Floats:

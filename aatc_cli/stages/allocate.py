@@ -10,7 +10,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget, Geometry, HeadGroups, Window
-from aatc_cli.console import say
+from aatc_cli.console import say, working
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Energies
 from aatc_cli.core.layout import CacheLayout
@@ -70,7 +70,8 @@ def allocate(
             else:
                 energies = energies if energies is not None else made_from.energies()
                 try:
-                    derived = derive(made_from, energies, recipe, budget)
+                    with working(f"allocate: {recipe.name} {budget.label}"):
+                        derived = derive(made_from, energies, recipe, budget)
                 except AatcError as error:
                     if unmet is None:
                         raise

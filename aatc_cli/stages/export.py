@@ -15,7 +15,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.shipped import CARD, verify
 from aatc_cli.artifacts.transform import Transform
-from aatc_cli.console import say
+from aatc_cli.console import say, working
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.stages.inspecting.run import read_evaluation_data
 from aatc_cli.stages.shipping.card import card
@@ -36,6 +36,11 @@ def export(path: Path, target: str, *, force: bool = False) -> Exported:
     What was copied is read again, every tensor against its hash, before it appears. Raises `AatcError`.
     """
     plan = Plan.open(path)
+    with working(f"copying {plan.name}"):
+        return _exported(plan, target, force=force)
+
+
+def _exported(plan: Plan, target: str, *, force: bool) -> Exported:
     transform = plan.transform()
     if not target.startswith(PREFIX):
         folder = Path(target)

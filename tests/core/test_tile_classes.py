@@ -195,7 +195,7 @@ def error_of(energy: np.ndarray, widths: np.ndarray) -> float:
 
 @pytest.mark.parametrize("bits", [0.4, 1.0, 2.0, 3.5])
 def test_planes_are_filled_and_paid(bits):
-    pool = [units_of(40, 64, 0), units_of(20, 128, 1)]
+    pool = [units_of(16, 64, 0), units_of(6, 128, 1)]
     budget = int(bits * sum(int(units.tokens.sum()) * units.energy.shape[1] for units in pool))
     widths, level = allocate_planes(pool, budget, CURVE, 8)
     spent = spent_bits(pool, widths, 8)
@@ -217,16 +217,28 @@ def test_widths_of_a_small_unit_against_all():
     """One unit of few channels: no widths that fit into as many planes leave less."""
     random = np.random.default_rng(3)
     for budget_bits in (24, 40, 56):
-        energy = np.exp(random.normal(0, 2, 6))
+        energy = np.exp(random.normal(0, 2, 4))
         pool = [Units(energy[None], np.array([16]))]
         [widths], _ = allocate_planes(pool, 16 * budget_bits, CURVE, 8)
         got = error_of(energy, widths[0])
         options = (
             np.array(option)
-            for option in itertools.product(range(9), repeat=6)
+            for option in itertools.product(range(9), repeat=4)
             if spent_bits(pool, [np.array([option])], 8) <= 16 * budget_bits
         )
         assert got <= min(error_of(energy, option) for option in options) * (1 + 1e-12)
+
+
+def test_values_follow_keys():
+    """Values are coded only where the keys in their place are, and the budget is spent all the same."""
+    keys, values = units_of(24, 48, 0), units_of(24, 48, 1)
+    values = Units(values.energy, keys.tokens)
+    budget = int(0.3 * int(keys.tokens.sum()) * 96)
+    (free, wide), _ = allocate_planes([keys, values], budget, CURVE, 8)
+    assert (~free.any(1) & wide.any(1)).any(), "nothing to follow"
+    widths, _ = allocate_planes([keys, values], budget, CURVE, 8, follow=True)
+    assert not (~widths[0].any(1) & widths[1].any(1)).any()
+    assert budget - 32 * (32 + 8) < spent_bits([keys, values], widths, 8) <= budget
 
 
 def test_a_budget_below_nothing():

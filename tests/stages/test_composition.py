@@ -217,14 +217,16 @@ def test_plans_by_blocks_are_reproduced_and_pack(run: Run, name: str, block: int
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "scale_bits"), [("loss-aware", 16), ("loss-aware-fast", 16), ("loss-aware-fast", 8), ("var-only", 8)]
+    ("name", "scale_bits"), [("loss-aware", 16), ("keys-alone", 16), ("keys-alone", 8), ("var-only", 8)]
 )
 def test_a_recipe_runs_live_as_it_is_scored(run: Run, tiny_llama: Path, name: str, scale_bits: int) -> None:
     changes = {"window": WINDOW, "name": f"{name}-{scale_bits}", "scale_bits": scale_bits}
-    recipe = load_recipe(name).model_copy(update=changes)
+    alone = name == "keys-alone"
+    groups = {"key_groups": "per-head", "value_groups": "all"} if alone else {}
+    recipe = load_recipe("loss-aware" if alone else name).model_copy(update=changes | groups)
     plan = allocate(run, recipe, [make_budget(bits=3.5)])[0]
     codecs = [{side: codec.to("cpu", torch.float64) for side, codec in layer.items()} for layer in plan.codecs("cpu")]
-    assert {tuple(layer["k"].encode.shape) for layer in codecs} == {(2, 16, 16) if "fast" in name else (1, 32, 32)}
+    assert {tuple(layer["k"].encode.shape) for layer in codecs} == {(2, 16, 16) if alone else (1, 32, 32)}
     assert {tuple(layer["v"].encode.shape) for layer in codecs} == {(1, 32, 32)}
     # float64: in float32 a code on a rounding tie may fall either way, which is a step and not rounding
     model = load_model(find_model(str(tiny_llama))).double()

@@ -25,6 +25,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import Wanted, whiten
 
 RECIPE = load_recipe("loss-aware-tiles")
@@ -78,6 +79,12 @@ def test_a_plan_is_what_is_derived_anew(plan: Plan) -> None:
     assert check(plan) == []
     assert len(plan.class_facts) == 3
     assert plan.class_facts[0].key_cost < plan.class_facts[2].key_cost
+
+
+def test_inspect_shows_the_classes(plan: Plan) -> None:
+    found = inspect_plan(plan, 8192)
+    assert [fact["share"] for fact in found.data["classes"]] == [0.5, 0.25, 0.25]
+    assert all(fact["thresholds"] is None for fact in found.data["classes"])
 
 
 def test_a_size_is_met(run: Run) -> None:

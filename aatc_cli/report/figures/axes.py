@@ -27,7 +27,7 @@ _PLACES = {
             "palu",
             "loss-aware-tokens",
             "turboquant",
-            "loss-aware-fast",
+            "loss-aware-tiles",
             "per-token",
             "per-channel",
             "oscar",

@@ -22,7 +22,7 @@ class Tuning:
     """Launch shape: warps per program, row tiles of 16 tokens held at once, programs per multiprocessor.
 
     row_tiles is 1, 2 or 4, of decode.cu alone. The defaults are the fastest of those measured on an H200 at 128
-    dimensions; docs/log.md has the figures. ``of`` picks them for the kernel that a shape runs on.
+    dimensions; docs/log/kernels.md has the figures. ``of`` picks them for the kernel that a shape runs on.
     """
 
     warps: int = 6

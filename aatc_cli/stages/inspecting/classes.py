@@ -11,8 +11,11 @@ COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "
 
 
 def class_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Per class: share, relative costs, mean bits by side, thresholds below it by layer, and shares by layer."""
-    facts = []
+    """Per class: share, relative costs, mean bits by side, thresholds below it by layer, and shares by layer.
+
+    Quotas have no thresholds.
+    """
+    facts, thresholds = [], plan.classes.thresholds
     for k, recorded in enumerate(plan.class_facts):
         widths = plan.class_bits(k)
         means = {
@@ -23,7 +26,7 @@ def class_facts(plan: Plan) -> list[dict[str, Any]]:
             | {
                 "bits_keys": means["k"],
                 "bits_values": means["v"],
-                "thresholds": plan.classes.thresholds[:, k - 1].tolist() if k else None,
+                "thresholds": thresholds[:, k - 1].tolist() if k and thresholds.size else None,
                 "shares": plan.classes.shares[:, k].tolist(),
             }
         )
