@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -131,15 +130,14 @@ class MadeCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """That of the command with its options."""
-        return self.made.make_context(info_name, args, parent, **extra)
+        return self.command().make_context(info_name, args, parent, **extra)
 
     def get_params(self, ctx: Any) -> Any:
         """Its options, for the reference of all commands."""
-        return self.made.get_params(ctx)
+        return self.command().get_params(ctx)
 
-    @cached_property
-    def made(self) -> Any:
-        """The command with its options."""
+    def command(self) -> Any:
+        """The command with its options; a new one each time, for it remembers the help option of its first context."""
         return command_of(str(self.name), str(self.help), self.parameters(), self.call)
 
 

@@ -43,7 +43,7 @@ def run_collect(corpus: Path) -> Callable[..., Path]:
     """Collect into a run; keyword arguments are settings, or options where they are called so."""
 
     def run_(run: Run, folder: Path, name: str = "stats", profile: ModelProfile | None = None, **changes: Any) -> Path:
-        how = {key: changes.pop(key) for key in CollectOptions.__dataclass_fields__ if key in changes}
+        how = {key: changes.pop(key) for key in CollectOptions.model_fields if key in changes}
         text = changes.pop("text", str(corpus))
         settings = CollectSettings(
             **({"samples": SAMPLES, "length": LENGTH, "skip_first": SKIP, "rows": ROWS} | changes)
