@@ -41,7 +41,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except ModuleNotFoundError as error:
-        package = (error.name or "aatc_cli").split(".")[0]
+        package = (_named(error) or "aatc_cli").split(".")[0]
         if package == "aatc_cli":
             raise
         distribution = _DISTRIBUTIONS.get(package, package.replace("_", "-"))
@@ -115,6 +115,15 @@ def _run(interrupts: list[int]) -> int:
     except typer.Abort:
         return _INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _named(error: BaseException | None) -> str | None:
+    """The module that is missing; a library may have wrapped the error that says it."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _unraisable(event: sys.UnraisableHookArgs) -> None:

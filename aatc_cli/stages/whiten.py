@@ -88,6 +88,11 @@ def whiten(
     not divide the kv heads, `AatcError` for a device that is not there.
     """
     asked = wanted or Wanted()
+    if device != "cpu":
+        # looked for also where nothing is to be done, which then costs the import of torch
+        from aatc_cli.models.placement import find_device
+
+        find_device(device)
     basis, rates = Stats.open(transform_stats), Stats.open(rate_stats)
     require_model(basis.model, rates.model, str(rate_stats))
     geometry = rates.geometry

@@ -108,9 +108,10 @@ INPUTS = {
     "collect": (),
     "whiten": ("stats",),
     "allocate": ("transforms",),
-    "eval": ("transforms", "plans"),
+    # Stats tell which share of a text was calibration text
+    "eval": ("stats", "transforms", "plans"),
     "report": ("stats", "transforms", "plans", "evals"),
-    "study": ("transforms", "plans"),
+    "study": ("stats", "transforms", "plans"),
     "save": (),
 }
 RESULTS = {

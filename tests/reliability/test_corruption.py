@@ -222,7 +222,7 @@ def test_many_spoilt_profiles(tmp_path: Path) -> None:
 
 
 def test_nothing_is_pickled() -> None:
-    """No file of the package imports a serialiser that runs code, or calls torch.load and torch.save."""
+    """No file imports a serialiser that runs code, or calls torch.load (but for tensors) or torch.save."""
     banned = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     for file in sorted(Path(aatc_cli.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -234,7 +234,10 @@ def test_nothing_is_pickled() -> None:
             assert not banned & {name.split(".")[0] for name in names}, file
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                assert re.fullmatch(r"(torch|np|numpy)\.(load|save)", called) is None, f"{file}: {called}"
+                # weights in .bin files: a reader that makes tensors and nothing else
+                tensors = any(key.arg == "weights_only" and ast.unparse(key.value) == "True" for key in node.keywords)
+                banned_call = re.fullmatch(r"(torch|np|numpy)\.(load|save)", called) is not None
+                assert not banned_call or (called == "torch.load" and tensors), f"{file}: {called}"
 
 
 # the same damage met by commands

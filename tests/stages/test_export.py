@@ -61,8 +61,20 @@ def test_the_card(shipped: Path) -> None:
     ):
         assert part in text, part
     [collect] = re.findall(r"^aatc collect .*$", text, re.M)
-    assert "--model tiny-llama --text corpus.txt@1 --samples 8 --length 64" in collect
+    assert "--model tiny-llama --text corpus.txt@1 --samples 8 --length 64 --seed 0 --rows 256" in collect
+    assert "\naatc whiten --recipe paper\n" in text
     assert str(shipped.parent.parent) not in text
+
+
+def test_the_card_names_what_is_not_usual(aatc: Any, run_folder: Path, tmp_path: Path) -> None:
+    options = ("--percentile", 98, "--head-groups", 2, "--force")
+    assert aatc("whiten", "--run", run_folder, *options).code == 0
+    assert aatc("allocate", "--run", run_folder, "--ratio", 3, "--context", 4096).code == 0
+    assert aatc("export", run_folder / "plans" / "paper-3x-4096", tmp_path / "out").code == 0
+    text = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "\naatc whiten --recipe paper --head-groups 2 --percentile 98\n" in text
+    assert "\naatc allocate --recipe paper --ratio 3 --context 4096\n" in text
+    assert "Nothing was measured" in text
 
 
 def test_damage_is_refused(aatc: Any, shipped: Path) -> None:

@@ -93,13 +93,7 @@ def _calibration(texts: Sequence[TextRecord]) -> str:
 
 def _making(plan: Plan, transform: Transform, stats: Sequence[Stats]) -> str:
     lines = [_collect_line(plan, each) for each in stats]
-    groups = plan.recipe
-    options = (
-        ("--transform", groups.transform, "whiten"),
-        ("--key-groups", groups.key_groups, "profile"),
-        ("--value-groups", groups.value_groups, "profile"),
-    )
-    lines.append(" ".join(["aatc whiten", *(f"{name} {value}" for name, value, usual in options if value != usual)]))
+    lines.append(_whiten_line(plan, transform))
     lines.append(f"aatc allocate --recipe {plan.recipe.name} {_budget(plan)}")
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     return (
@@ -108,12 +102,26 @@ def _making(plan: Plan, transform: Transform, stats: Sequence[Stats]) -> str:
     )
 
 
+def _whiten_line(plan: Plan, transform: Transform) -> str:
+    settings, usual = transform.settings, type(transform.settings).model_fields
+    parts = [f"aatc whiten --recipe {plan.recipe.name}"]
+    # head groups of a profile or an option: the collect line names no profile, which leaves one
+    chosen = {plan.recipe.key_groups: plan.groups.k, plan.recipe.value_groups: plan.groups.v}
+    parts += [f"--head-groups {chosen['profile']}"] if chosen.get("profile", 1) != 1 else []
+    for name in ("percentile", "shrinkage"):
+        value = getattr(settings, name)
+        parts += [f"--{name} {value:g}"] if value != usual[name].default else []
+    return " ".join(parts)
+
+
 def _collect_line(plan: Plan, stats: Stats) -> str:
     settings = stats.settings
     texts = " ".join(f"--text {text.name}@{text.weight:g}" for text in stats.texts)
     parts = ["aatc collect", f"--model {plan.model.name}", texts, f"--samples {settings.samples}"]
     parts += [f"--length {settings.length}", f"--seed {settings.seed}"]
-    parts += [f"--fisher {settings.fisher}"] if settings.fisher else []
+    for name in ("rows", "skip_first", "fisher"):
+        value = getattr(settings, name)
+        parts += [f"--{name.replace('_', '-')} {value}"] if value != type(settings).model_fields[name].default else []
     parts += [f"--name {stats.path.name}"] if stats.path.name != "stats" else []
     return " ".join(parts)
 
