@@ -25,8 +25,8 @@ from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.loading import find_model, load_same
 from aatc_cli.profiles import TextMixture, explain, load_recipe
-from aatc_cli.runtime.attach import CacheChoice, attach
-from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.attach import attach
+from aatc_cli.runtime.session import CacheChoice, Session
 from aatc_cli.stages.allocate import allocate as allocate_stage
 from aatc_cli.stages.collect import collect as collect_stage
 from aatc_cli.stages.collecting.settings import CollectOptions

@@ -61,8 +61,8 @@ def test_imports_point_down(file: Path) -> None:
 
 MODULES = {str(file.relative_to(PACKAGE.parent).with_suffix("")).replace("/", "."): file for file in FILES}
 MODULES = {name.removesuffix(".__init__"): file for name, file in MODULES.items()}
-# what is a list: of all methods, of all forms of a cache
-LISTS = {"methods/registry.py", "runtime/attach.py"}
+# what is a list of all methods
+LISTS = {"methods/registry.py"}
 # kernels, how they are launched and their twins have the arguments of the kernel
 KERNELS = ("runtime/kernels/", "runtime/fused/reference.py", "evals/bench/float8_triton.py")
 

@@ -767,12 +767,12 @@ def test_leftovers_of_a_killed_writer_are_swept(
 ) -> None:
     shutil.copytree(base, tmp_path / "run")
     root = tmp_path / "run"
-    (root / ".stats.tmp-999999").mkdir()
-    (root / ".stats.tmp-999999" / TENSORS).write_bytes(b"half")
-    shutil.copytree(root / "stats", root / ".stats.old-999999")
+    (root / ".stats.tmp-aatc-00000000000f423f").mkdir()
+    (root / ".stats.tmp-aatc-00000000000f423f" / TENSORS).write_bytes(b"half")
+    shutil.copytree(root / "stats", root / ".stats.old-aatc-00000000000f423f")
     (root / "plans").mkdir()
-    shutil.copytree(root / "stats", root / "plans" / ".paper-2.5.old-7")
-    (root / "plans" / ".x.tmp-8").write_text("half")
+    shutil.copytree(root / "stats", root / "plans" / ".paper-2.5.old-aatc-0000000000000007")
+    (root / "plans" / ".x.tmp-aatc-0000000000000008").write_text("half")
     before = snapshot(root / "stats")
     with Run(root).lock():
         pass
@@ -784,7 +784,7 @@ def test_leftovers_of_a_killed_writer_are_swept(
     ]
     assert snapshot(root / "stats") == before
     # killed between the two renames: only the one that was moved aside is left
-    (root / "stats").rename(root / ".stats.old-999999")
+    (root / "stats").rename(root / ".stats.old-aatc-00000000000f423f")
     run_collect(Run(root), tiny_llama)
     assert {name: content for name, (content, _) in snapshot(root / "stats").items()} == {
         name: content for name, (content, _) in before.items()
