@@ -8,14 +8,13 @@ from torch import nn
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Window
-from aatc_cli.core import Side
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer
 from aatc_cli.models.quantized import library_codec
 from aatc_cli.runtime.fused.spec import fused_spec
 from aatc_cli.runtime.kernels.launch import fused_available
-from aatc_cli.runtime.packed.form import packed_spec
+from aatc_cli.runtime.packed.form import Codecs, packed_spec
 from aatc_cli.runtime.session import CacheChoice
 from aatc_cli.runtime.simulated.form import simulated_spec
 from aatc_cli.runtime.spec import CacheSpec
@@ -70,7 +69,7 @@ def _stored_spec(
         return packed_spec(model, layers, codecs, window)
 
 
-def _simulated_codecs(plan: Plan, device: str) -> list[dict[Side, Any]]:
+def _simulated_codecs(plan: Plan, device: str) -> Codecs:
     """Codecs of a plan that a simulated cache reads; raises `AatcError` for what it does not do."""
     if plan.classes.count > 1:
         raise AatcError(
