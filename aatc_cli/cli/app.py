@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from aatc_cli import __version__
 from aatc_cli.cli.loudness import Commands
 from aatc_cli.cli.making import MadeCommand
+from aatc_cli.version import __version__
 
 # the order of the pipeline, which is the order of the help
 _ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aatc_cli import __version__
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import read_studies
@@ -16,6 +15,7 @@ from aatc_cli.report.data.study import StudyView
 from aatc_cli.stages.reporting.measured import Measured
 from aatc_cli.stages.reporting.sources import common_model, sources_of
 from aatc_cli.stages.reporting.spectrum import plan_view, spectrum_of
+from aatc_cli.version import __version__
 
 
 def load_report(run: Run, *, title: str | None = None) -> ReportData:
