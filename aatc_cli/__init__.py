@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aatc_cli.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from aatc_cli.api import AatcError, CollectOptions, Plan, Session, allocate, collect, open_plan, whiten
 
-__version__ = "0.1.0"
 __all__ = ["AatcError", "CollectOptions", "Plan", "Session", "allocate", "collect", "open_plan", "whiten"]
 
 

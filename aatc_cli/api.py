@@ -17,17 +17,16 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from aatc_cli.artifacts.manifest import require_model
 from aatc_cli.artifacts.plan import Plan as PlanArtifact
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.models.loading import find_model, identify, load_config, load_model, load_tokenizer
+from aatc_cli.models.loading import find_model, load_same
 from aatc_cli.profiles import TextMixture, explain, load_recipe
-from aatc_cli.runtime.attach import CacheChoice, attach
-from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.attach import attach
+from aatc_cli.runtime.session import CacheChoice, Session
 from aatc_cli.stages.allocate import allocate as allocate_stage
 from aatc_cli.stages.collect import collect as collect_stage
 from aatc_cli.stages.collecting.settings import CollectOptions
@@ -76,10 +75,7 @@ class Plan:
 
         Raises `ArtifactError` naming the first difference to the model that the plan was made for.
         """
-        source = find_model(model)
-        tokenizer = load_tokenizer(source)
-        require_model(identify(source, load_config(source), tokenizer), self.artifact.model, str(self.path))
-        return load_model(source, device=device, dtype=dtype), tokenizer.raw
+        return load_same(find_model(model), self.artifact.model, str(self.path), device=device, dtype=dtype)
 
     def attach(self, model: nn.Module, cache: CacheChoice = "auto") -> AbstractContextManager[Session]:
         """Attach caches of the plan to ``model`` while the block lasts (`runtime.attach.attach`)."""

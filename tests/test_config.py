@@ -14,6 +14,7 @@ from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TensorEntry, Te
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.artifacts.transform import WhitenSettings
+from aatc_cli.cli.asked import AllocateAsked, CalibrationAsked, InspectAsked, WhitenAsked
 from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals import TASKS, find_task
@@ -30,10 +31,12 @@ from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.methods.fields import Coding, Protection, RecipeFields
 from aatc_cli.methods.recipe import Recipe
+from aatc_cli.methods.tile_quotas import TileQuotas
 from aatc_cli.methods.token_rates import TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.data.published import Published, PublishedRow
-from aatc_cli.studies.definition import Study, StudyMethod, StudyTask
+from aatc_cli.stages.collecting.settings import CollectOptions
+from aatc_cli.studies.definition import Study, StudyChoices, StudyMethod, StudyTask
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=4, hidden_size=16)
 MIXTURE = TextMixture(sources=["builtin:python-docs", "a.txt@0.5"], samples=3, length=64)
@@ -170,6 +173,13 @@ EXAMPLES: list[BaseModel] = [
     CollectSettings(samples=8, length=64),
     HeadGroups(k=8, v=1),
     TokenRates(shares=(0.25, 0.75)),
+    TileQuotas(quotas=(48, 16)),
+    CollectOptions(),
+    StudyChoices(),
+    CalibrationAsked(),
+    WhitenAsked(),
+    AllocateAsked(),
+    InspectAsked(),
     WhitenSettings(transform="identity", head_groups=HeadGroups(k=2, v=1), percentile=99.9),
     IDENTITY,
     ENTRY,

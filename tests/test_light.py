@@ -73,14 +73,11 @@ def test_help_loads_the_command_line_alone(arguments: list[str]) -> None:
     assert heavy & {name.split(".")[0] for name in modules} == set()
     # what it costs on any machine: some 60 of them are there when Python begins
     assert arguments != ["--help"] or len(modules) < 460
-    # choices of options are names of methods, and sub-commands those of tasks
-    assert {name.split(".")[1] for name in modules if name.startswith("aatc_cli.")} <= {
-        "__main__",
-        "cli",
-        "errors",
-        "evals",
-        "methods",
-    }
+    # choices of options are names of methods, sub-commands those of tasks, options fields of settings
+    rooms = {"__main__", "cli", "errors", "evals", "methods", "version"} | (
+        set() if arguments == ["--help"] else {"config"}
+    )
+    assert {name.split(".")[1] for name in modules if name.startswith("aatc_cli.")} <= rooms
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=" ".join)

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from aatc_cli.artifacts.artifact import open_artifact
-from aatc_cli.artifacts.evaluation import read_evaluations
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.evals.reading import read_evaluations
 
 pytestmark = pytest.mark.real
 

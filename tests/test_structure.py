@@ -31,7 +31,7 @@ LEVELS = (
     ("methods",),
     ("core",),
     ("config", "console"),
-    ("errors",),
+    ("errors", "version"),
 )
 LEVEL = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -55,8 +55,56 @@ def part_of(file: Path) -> str:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_point_down(file: Path) -> None:
     part = part_of(file)
-    used = {name.split(".")[1] for name in imports(file) if name.startswith("aatc_cli.")} - {part, "__version__"}
+    used = {name.split(".")[1] for name in imports(file) if name.startswith("aatc_cli.")} - {part}
     assert {room for room in used if LEVEL[room] <= LEVEL[part]} == set()
+
+
+MODULES = {str(file.relative_to(PACKAGE.parent).with_suffix("")).replace("/", "."): file for file in FILES}
+MODULES = {name.removesuffix(".__init__"): file for name, file in MODULES.items()}
+# what is a list of all methods
+LISTS = {"methods/registry.py"}
+# kernels, how they are launched and their twins have the arguments of the kernel
+KERNELS = ("runtime/kernels/", "runtime/fused/reference.py", "evals/bench/float8_triton.py")
+
+
+def modules_used(file: Path) -> set[str]:
+    """Modules of the package that a file imports, wherever in it and for types too."""
+    named = {name for name in imports(file) if name.startswith("aatc_cli.")}
+    return {name if name in MODULES else name.rpartition(".")[0] for name in named} & set(MODULES)
+
+
+def test_no_modules_need_each_other() -> None:
+    """No circle of imports, not even of those inside of functions or for types alone."""
+    left = {name: modules_used(file) - {name, "aatc_cli"} for name, file in MODULES.items() if name != "aatc_cli"}
+    while free := {name for name, used in left.items() if not used & set(left)}:
+        left = {name: used for name, used in left.items() if name not in free}
+    assert set(left) == set()
+
+
+def test_no_file_needs_many_others() -> None:
+    used = {str(file.relative_to(PACKAGE)): len(modules_used(file)) for file in FILES}
+    assert {name: count for name, count in used.items() if count >= 15 and name not in LISTS} == {}
+
+
+def test_functions_are_read_on_one_screen() -> None:
+    """No more than 60 lines and 8 parameters, beside self."""
+    found = []
+    for file in FILES:
+        name = str(file.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or name.startswith(KERNELS):
+                continue
+            given = node.args
+            parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+            count = len([one for one in parameters if one.arg not in ("self", "cls")])
+            if count > 8 or (node.end_lineno or 0) - node.lineno >= 60:
+                found.append(f"{name}: {node.name}")
+    assert found == []
+
+
+def test_a_folder_of_stages_is_seen_at_once() -> None:
+    folders = [PACKAGE / "stages", *(path for path in (PACKAGE / "stages").rglob("*") if path.is_dir())]
+    assert {folder.name: n for folder in folders if (n := len(list(folder.glob("*.py")))) > 15} == {}
 
 
 AXES = {"transform", "key_weight", "value_weight", "allocator", "quantizer", "coordinates", "curve", "pool", "tokens"}

@@ -31,6 +31,7 @@ from aatc_cli.artifacts.manifest import (
     read_manifest,
 )
 from aatc_cli.artifacts.tensor_file import DTYPES, TensorFile, dtype_name, tensor_digest
+from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Geometry
 from aatc_cli.console import detail
 from aatc_cli.errors import AatcError, ArtifactError, SettingsMismatchError
@@ -98,7 +99,7 @@ class ArtifactWriter:
             tensors=dict(sorted(self._entries.items())),
             results=dict(results or {}),
             digest="",
-            provenance=dict(provenance or {}),
+            provenance={"versions": versions(), **(provenance or {})},
         )
         self._manifest = draft.model_copy(update={"digest": draft.computed_digest()})
         return self._manifest

@@ -18,9 +18,6 @@ from aatc_cli.profiles import explain
 
 Task = Literal["kl", "perplexity", "distortion"]
 
-# evaluations that are not of windows of text; each has a model of its own in the file of its task
-OTHER_TASKS = ("memory", "speed", "benchmark", "stability", "needles")
-
 M = TypeVar("M", bound="Measurement")
 
 SCHEMA_VERSION: Final = 3
@@ -204,10 +201,3 @@ def read_measurement(path: Path, kind: type[M]) -> M:
 def read_evaluation(path: Path) -> Evaluation:
     """Read one evaluation on text; raises `ArtifactError` when the file is not a valid evaluation of this schema."""
     return read_measurement(path, Evaluation)
-
-
-def read_evaluations(folder: Path) -> list[Evaluation]:
-    """All evaluations on text in ``folder`` in a stable order: task, text, recipe, falling bits."""
-    paths = sorted(path for path in folder.glob("*.json") if path.name.split(".", 1)[0] not in OTHER_TASKS)
-    found = [read_evaluation(path) for path in paths]
-    return sorted(found, key=lambda e: (e.task, e.text, e.length, e.recipe != "fp16", e.recipe, -e.bits))

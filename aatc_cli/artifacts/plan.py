@@ -15,13 +15,12 @@ from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.plan_classes import ClassFacts, PlanClasses, write_classes
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, head_groups_of
-from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Budget, HeadGroups
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import ArtifactError
 from aatc_cli.methods.recipe import Recipe
-from aatc_cli.methods.sites import Library
+from aatc_cli.methods.sites import Library, Sites
 from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
@@ -136,17 +135,21 @@ class Plan(Noun):
 
         Raises `ArtifactError` on values no codec can have, `AatcError` for a method that has no packed form.
         """
-        from aatc_cli.artifacts.codecs import packed_codecs
+        from aatc_cli.artifacts.codecs import require_packed
 
-        return packed_codecs(self, transform or self.transform(), device)
+        require_packed(self.name, self.recipe, self.classes)
+        return self.simulated_codecs(device, transform)
 
     def simulated_codecs(
         self, device: str, transform: Transform | None = None, library: Library | None = None
     ) -> list[dict[Side, Any]]:
         """One codec per layer and side of any method, for evaluators; ``library`` makes those of other packages."""
-        from aatc_cli.artifacts.codecs import simulated_codecs
+        from aatc_cli.artifacts.codecs import codecs_of
 
-        return simulated_codecs(self, transform or self.transform(), device, library)
+        artifact = (transform or self.transform()).artifact
+        widths = [self.class_bits(k) for k in range(self.classes.count)]
+        sites = Sites(artifact, self.geometry, self.groups, widths[0], self.starts, library)
+        return codecs_of(self.recipe, sites, self.classes, widths, device)
 
     @staticmethod
     def wanted(transform: Transform, recipe: Recipe, budget: Budget) -> dict[str, Any]:
@@ -195,7 +198,6 @@ class Plan(Noun):
                     "layout": layout.recorded(budget.context or _CONTEXT),
                     **classes,
                 },
-                provenance={"versions": versions()},
             )
 
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
-from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import Settings, Window
 from aatc_cli.errors import ArtifactError
 from aatc_cli.profiles import dump, explain
@@ -29,14 +28,14 @@ _BLOCKS = "text.blocks"
 class CollectSettings(Settings):
     """What is collected; together with the model and the texts it determines the Stats."""
 
-    samples: int = Field(ge=1, description="windows")
-    length: int = Field(ge=2, description="tokens per window")
-    seed: int = Field(0, ge=0, lt=2**31)
-    skip_first: int = Field(4, ge=0, description="positions at the start of each window that enter no statistic: sinks")
-    rows: int = Field(4096, ge=1, description="rows of K and V kept per layer for percentiles")
-    fisher: int = Field(0, ge=0, description="leading windows whose loss gradients are collected as well")
-    window: Window = Field(Window(), description="tokens a query reads exactly; gradients are of the rest")
-    head_groups: int = Field(1, ge=1, description="the profile's head groups, which whiten takes unless told otherwise")
+    samples: int = Field(ge=1, description="Windows over all texts.")
+    length: int = Field(ge=2, description="Tokens per window.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the draw of windows and rows.")
+    skip_first: int = Field(4, ge=0, description="Positions per window that enter no statistic (sinks).")
+    rows: int = Field(4096, ge=1, description="Rows kept per layer for percentiles.")
+    fisher: int = Field(0, ge=0, description="Windows whose loss gradients are collected too, for loss-aware recipes.")
+    window: Window = Field(Window(), description="Tokens a query reads exactly; gradients are of the rest.")
+    head_groups: int = Field(1, ge=1, description="The profile's head groups: whiten takes them unless told otherwise.")
 
     def tokens(self, windows: int) -> int:
         """Calibration tokens in ``windows`` windows."""
@@ -223,5 +222,5 @@ class Stats(Noun):
                     "distinct_tokens": variety.distinct,
                     "value_rank": variety.value_rank,
                 },
-                provenance={"versions": versions(), **how},
+                provenance=how,
             )

@@ -23,7 +23,6 @@ from pydantic import (
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.stats import Stats
-from aatc_cli.artifacts.versions import versions
 from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.core import SIDES, Side
 from aatc_cli.methods.choices import Choices, MethodTables
@@ -171,7 +170,7 @@ class Transform(Noun):
                 texts=rates.texts,
                 results={"tokens": rates.tokens, "fisher_windows": rates.fisher_windows}
                 | ({"received_lags": list(lags)} if lags else {}),
-                provenance={"versions": versions(), "device": device},
+                provenance={"device": device},
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from aatc_cli import __version__
+from aatc_cli.version import __version__
 
 
 def versions() -> dict[str, str]:

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aatc_cli.cli.choosing import budgets_of, matching
-from aatc_cli.cli.options import (
-    BudgetOption,
-    BytesOption,
-    DryRunOption,
-    ForceOption,
-    JsonOption,
-    RatioOption,
-    RecipeOption,
-    RunOption,
-)
+from aatc_cli.cli.making import given_settings, parameter, settings_parameters
+from aatc_cli.cli.options import shared
 
 if TYPE_CHECKING:
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.stages.allocate import Unmet
 
 
-def allocate(
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="With --check: further plans to check.")
-    ] = None,
-    run: RunOption = Path("run"),
-    recipe: RecipeOption = None,
-    budget: BudgetOption = None,
-    ratio: RatioOption = None,
-    size: BytesOption = None,
-    context: Annotated[
-        int | None, typer.Option("--context", min=1, max=2**40, help="Tokens for --ratio and --bytes.")
-    ] = None,
-    transform: Annotated[Path | None, typer.Option("--transform", help="Transform. Default: the run's.")] = None,
-    check: Annotated[
-        Path | None,
-        typer.Option("--check", help="Re-derive this plan; exit 0 if identical, 1 with the difference otherwise."),
-    ] = None,
-    dry_run: DryRunOption = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
+_More = Annotated[list[Path] | None, typer.Argument(metavar="[PLAN]...", help="With --check: further plans to check.")]
+
+
+def allocate_parameters() -> list[Parameter]:
+    """Parameters of the command."""
+    from aatc_cli.cli.asked import AllocateAsked
+
+    budgets, last = shared("run", "budgets", "ratio", "bytes"), shared("dry-run", "force", "json")
+    return [parameter("more", _More, None), *budgets, *settings_parameters(AllocateAsked), *last]
+
+
+def allocate(values: dict[str, Any]) -> None:
     """Give every channel its width (Plan), one plan per recipe and budget. Deterministic.
 
     A budget that cannot be met is named in the end, with exit code 1; the others are made.
@@ -52,36 +36,42 @@ def allocate(
     aatc allocate --bytes 184MB --context 8192; aatc allocate --check run/plans/*
     """
     from aatc_cli.artifacts.run import Run
+    from aatc_cli.cli.asked import AllocateAsked
     from aatc_cli.cli.inspections import print_inspection
     from aatc_cli.errors import UsageError
     from aatc_cli.profiles import load_recipe
 
-    if check is not None:
-        if recipe or budget or ratio is not None or size is not None or dry_run:
-            raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
-        check_plans(matching([check, *(more or [])]), transform, json)
+    asked, more, run, json = given_settings(AllocateAsked, values), values["more"], Run(values["run"]), values["json"]
+    if asked.check is not None:
+        _refuse_beside_check(values)
+        check_plans(matching([asked.check, *(more or [])]), asked.transform, json)
         return
     if more:
         raise UsageError(f"{more[0]} is no option of allocate", f"to check a plan: aatc allocate --check {more[0]}")
-    budgets = budgets_of(budget, ratio, size, context)
-    recipes = [load_recipe(name) for name in recipe or ["paper"]]
-    if dry_run:
-        from aatc_cli.stages.inspecting.forecasts import forecast_allocate
+    budgets = budgets_of(values["budget"], values["ratio"], values["bytes"], asked.context)
+    recipes, context = [load_recipe(name) for name in values["recipe"] or ["paper"]], asked.context or 8192
+    if values["dry_run"]:
+        from aatc_cli.stages.inspecting.forecast_algebra import forecast_allocate
 
-        print_inspection(forecast_allocate(Run(run), recipes, budgets, transform, context or 8192).inspection(), json)
+        print_inspection(forecast_allocate(run, recipes, budgets, asked.transform, context).inspection(), json)
         return
     from aatc_cli.stages.allocate import allocate as stage
 
     unmet: list[Unmet] = []
-    plans = [
-        plan
-        for each in recipes
-        for plan in stage(Run(run), each, budgets, transform=transform, force=force, unmet=unmet)
-    ]
+    how: dict[str, Any] = {"transform": asked.transform, "force": values["force"], "unmet": unmet}
+    plans = [plan for each in recipes for plan in stage(run, each, budgets, **how)]
     if plans:
-        print_plans(plans, context or 8192, json)
+        print_plans(plans, context, json)
     if unmet:
         raise _of_unmet(unmet, len(plans))
+
+
+def _refuse_beside_check(values: dict[str, Any]) -> None:
+    from aatc_cli.errors import UsageError
+
+    budgeted = values["budget"] or values["ratio"] is not None or values["bytes"] is not None
+    if values["recipe"] or budgeted or values["dry_run"]:
+        raise UsageError("--check takes recipe and budget from the plan", "leave out --recipe, --budget and so on")
 
 
 def print_plans(plans: list[Plan], tokens: int, json: bool) -> None:

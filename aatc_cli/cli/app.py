@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
-from aatc_cli import __version__
 from aatc_cli.cli.loudness import Commands
+from aatc_cli.cli.making import MadeCommand
+from aatc_cli.version import __version__
 
 # the order of the pipeline, which is the order of the help
 _ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
 
 
 class Ordered(TyperGroup):
-    """The commands in their order, where typer would put groups last."""
+    """The commands in their order, where typer would put groups last, with those that are made of settings."""
+
+    made: ClassVar[list[MadeCommand]] = []
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {**self.commands, **{str(command.name): command for command in self.made}}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of the commands."""

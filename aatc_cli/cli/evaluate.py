@@ -1,17 +1,16 @@
-"""aatc eval: a sub-command for every task, made when it is asked for; without a task it is kl."""
+"""The command eval: a sub-command for every task, made when it is asked for; without a task it is kl."""
 
 from __future__ import annotations
 
 import inspect
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from aatc_cli.cli.making import command_of, given_settings, parameter, settings_parameters
-from aatc_cli.cli.options import GROUPS, ForceOption, JsonOption, RunOption
+from aatc_cli.cli.options import shared
 from aatc_cli.evals import TASKS, Task
 
 if TYPE_CHECKING:
@@ -59,10 +58,9 @@ tasks = typer.Typer(
 
 def parameters_of(task: Task) -> list[inspect.Parameter]:
     """Parameters of a task's command: those that it shares with others, and one for every field of its settings."""
-    shared = [parameter("context_", typer.Context, inspect.Parameter.empty), parameter("run", RunOption, Path("run"))]
-    shared += [parameter(*entry) for group in task.reads for entry in GROUPS[group]]
-    last = [parameter("force", ForceOption, False), parameter("json", JsonOption, False)]
-    return [*shared, *settings_parameters(task.part("settings", "Settings")), *last]
+    context = parameter("context_", typer.Context, inspect.Parameter.empty)
+    own = settings_parameters(task.part("settings", "Settings"))
+    return [context, *shared("run", *task.reads), *own, *shared("force", "json")]
 
 
 def _command(task: Task) -> Any:
@@ -76,7 +74,7 @@ def _run(task: Task, values: dict[str, Any]) -> None:
     call = _call(task, values)
     if values.get("dry_run"):
         from aatc_cli.cli.inspections import print_inspection
-        from aatc_cli.stages.inspecting.forecasts import forecast_eval
+        from aatc_cli.stages.inspecting.forecast_model import forecast_eval
 
         print_inspection(forecast_eval(call, settings).inspection(), values["json"])
         return

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
+from typer.core import DEFAULT_MARKUP_MODE, TyperCommand
 from typer.models import OptionInfo
 
 from aatc_cli.cli.loudness import heard
@@ -16,6 +16,9 @@ from aatc_cli.cli.loudness import heard
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
+
+M = TypeVar("M", bound="BaseModel")
+Parameters = Callable[[], Sequence[inspect.Parameter]]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -37,12 +40,6 @@ def spreading(parameters: Iterable[inspect.Parameter]) -> type[TyperCommand]:
             return super().parse_args(ctx, spread(args, repeatable))
 
     return SpreadCommand
-
-
-def spreading_as(function: Callable[..., Any]) -> type[TyperCommand]:
-    """`spreading` by the parameters of a command's function."""
-    hints = get_type_hints(function, include_extras=True)
-    return spreading(parameter(name, hint, None) for name, hint in hints.items() if name != "return")
 
 
 def _repeatable(given: inspect.Parameter) -> tuple[str, bool] | None:
@@ -82,22 +79,23 @@ def spread(args: Sequence[str], repeatable: dict[str, bool]) -> list[str]:
     return [*found, flag] if first else found
 
 
-def settings_parameters(settings: type[BaseModel]) -> list[inspect.Parameter]:
-    """A parameter for every field, in order; its option bears the field's name and description."""
+def settings_parameters(settings: type[BaseModel], *names: str) -> list[inspect.Parameter]:
+    """A parameter for every field, or for those named; its option bears the field's name and description."""
+    fields = settings.model_fields
     return [
-        inspect.Parameter(name, _KIND, default=_default(field), annotation=_annotation(name, field))
-        for name, field in settings.model_fields.items()
+        inspect.Parameter(name, _KIND, default=_default(fields[name]), annotation=_annotation(name, fields[name]))
+        for name in names or fields
     ]
 
 
-def given_settings(settings: type[BaseModel], values: dict[str, Any]) -> Any:
+def given_settings(settings: type[M], values: dict[str, Any]) -> M:
     """The settings of the values of their options, taken out of ``values``; raises `UsageError` for wrong ones."""
     from pydantic import ValidationError
 
     from aatc_cli.errors import UsageError
 
     # an option that was not given has None where the field has a default of its own
-    given = {name: value for name in settings.model_fields if (value := values.pop(name)) is not None}
+    given = {name: value for name in settings.model_fields if (value := values.pop(name, None)) is not None}
     try:
         return settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
     except ValidationError as error:
@@ -121,6 +119,26 @@ def command_of(
     application = typer.Typer(add_completion=False)
     application.command(name=name, cls=spreading(parameters), context_settings=_HELP)(heard(run))
     return typer.main.get_command(application)
+
+
+class MadeCommand(TyperCommand):
+    """A command of settings: help of all commands has its name and summary, and it is made when it is asked for."""
+
+    def __init__(self, call: Callable[[dict[str, Any]], None], parameters: Parameters) -> None:
+        self.call, self.parameters = call, parameters
+        super().__init__(call.__name__, help=inspect.getdoc(call), rich_markup_mode=DEFAULT_MARKUP_MODE)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """That of the command with its options."""
+        return self.command().make_context(info_name, args, parent, **extra)
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its options, for the reference of all commands."""
+        return self.command().get_params(ctx)
+
+    def command(self) -> Any:
+        """The command with its options; a new one each time, for it remembers the help option of its first context."""
+        return command_of(str(self.name), str(self.help), self.parameters(), self.call)
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

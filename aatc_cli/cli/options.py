@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,7 +70,7 @@ CacheOption = Annotated[
 RatioOption = Annotated[float | None, typer.Option("--ratio", help="Compression ratio to reach at --context.")]
 BytesOption = Annotated[str | None, typer.Option("--bytes", help="Cache size to stay within at --context: 184MB.")]
 
-# parameters of a command by the group of options that a task reads (`evals.TASKS`): name, annotation, default
+# parameters of a command by the group of options that it reads (of a task: `evals.TASKS`): name, annotation, default
 GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
     "model": (("profile", ProfileOption, None), ("model", ModelOption, None)),
     "profile": (("profile", ProfileOption, None),),
@@ -84,3 +85,19 @@ GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
     "dry-run": (("dry_run", DryRunOption, False),),
     "profile-alone": (),
 }
+# those of commands that are no task beside the same groups
+_OWN: dict[str, tuple[str, Any, Any]] = {
+    "run": ("run", RunOption, Path("run")),
+    "force": ("force", ForceOption, False),
+    "json": ("json", JsonOption, False),
+    "device alone": ("device", DeviceOption, "cpu"),
+    "ratio": ("ratio", RatioOption, None),
+    "bytes": ("bytes", BytesOption, None),
+}
+
+
+def shared(*names: str) -> list[inspect.Parameter]:
+    """Parameters of the shared options of these groups."""
+    entries = [entry for name in names for entry in ([_OWN[name]] if name in _OWN else GROUPS[name])]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [inspect.Parameter(name, kind, default=default, annotation=made) for name, made, default in entries]

@@ -9,8 +9,6 @@ from aatc_cli.config import Window
 
 _OCTAVES = (-24, 8)
 _ROOT_TWO = 1.4142135623730951  # a constant, so that thresholds do not depend on a machine's exp2
-# signs z with which the gradients of a bin are multiplied
-PROBES = 4
 BINS = 2 * (_OCTAVES[1] - _OCTAVES[0])
 # fixed signs that gradients of the tokens in a bin are multiplied with
 PROBES = 4

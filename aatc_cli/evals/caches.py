@@ -7,7 +7,8 @@ from typing import Any
 
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.subjects import EvalOptions, Subject
-from aatc_cli.runtime.attach import chosen, plain, prepare
+from aatc_cli.runtime.attach import plain, prepare
+from aatc_cli.runtime.forms import chosen
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.store import Kind
 

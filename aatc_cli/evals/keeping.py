@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from aatc_cli.artifacts.evaluation import Measurement, read_measurement
+from aatc_cli.artifacts.evaluation import Measurement, read_measurement, write_evaluation
+from aatc_cli.console import say
 from aatc_cli.errors import SettingsMismatchError
 
 M = TypeVar("M", bound=Measurement)
@@ -29,6 +30,20 @@ def already(folder: Path, draft: M, *, force: bool) -> M | None:
             f"{path} was measured on something else: {shown}", "add --force to replace it, or use another --run"
         )
     return found
+
+
+def kept(folder: Path, draft: M, what: str, *, force: bool, measured: Callable[[], M]) -> M:
+    """The result that is there already of the same, or what ``measured`` gives, written; ``what`` is for people.
+
+    Raises as `already` does.
+    """
+    found = already(folder, draft, force=force)
+    if found is not None:
+        say(f"eval: {what} is there already, nothing to do")
+        return found
+    result = measured()
+    say(f"eval: {what} -> {write_evaluation(folder, result)}")
+    return result
 
 
 def differences(where: str, old: object, new: object) -> Iterator[str]:

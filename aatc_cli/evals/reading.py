@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aatc_cli.artifacts.disk import read_record
-from aatc_cli.artifacts.evaluation import Evaluation, Measurement, read_measurement
+from aatc_cli.artifacts.evaluation import Evaluation, Measurement, read_evaluation, read_measurement
+from aatc_cli.artifacts.evaluation import Task as TextTask
 from aatc_cli.evals import TASKS, Task
 from aatc_cli.evals.rows import Rows
 
@@ -27,6 +28,14 @@ def read_result(path: Path) -> Measurement:
     # what is of no task, the reader of evaluations on text refuses in its own words
     kind: type[Measurement] = task.part("result", "Result") if task else Evaluation
     return read_measurement(path, kind)
+
+
+def read_evaluations(folder: Path) -> list[Evaluation]:
+    """All evaluations on text in ``folder`` in a stable order: task, text, recipe, falling bits."""
+    others = {task.file_kind for task in TASKS} - set(get_args(TextTask))
+    paths = sorted(path for path in folder.glob("*.json") if path.name.split(".", 1)[0] not in others)
+    found = [read_evaluation(path) for path in paths]
+    return sorted(found, key=lambda e: (e.task, e.text, e.length, e.recipe != "fp16", e.recipe, -e.bits))
 
 
 def result_tables(result: Measurement) -> list[Rows]:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from aatc_cli.config import Settings
+from aatc_cli.core.tile_sizes import RANKS, ROWS, TILE
 
 
 class TileQuotas(Settings):
@@ -25,6 +26,10 @@ class TileQuotas(Settings):
 
     @model_validator(mode="after")
     def _quotas_fit(self) -> Self:
-        if any(quota <= 0 or quota % 16 for quota in self.quotas) or sum(self.quotas) != 64:
-            raise ValueError("quotas must be multiples of 16 that sum to 64, the tokens of a tile")
+        if any(quota <= 0 or quota % ROWS for quota in self.quotas) or sum(self.quotas) != TILE:
+            raise ValueError(f"quotas must be multiples of {ROWS} that sum to {TILE}, the tokens of a tile")
         return self
+
+    def costs_shape(self, channels: int) -> tuple[int, int, int]:
+        """Shape of a Transform's costs by rank at a site: the order of the layer and of each head, ranks, channels."""
+        return 2, RANKS, channels

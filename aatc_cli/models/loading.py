@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from aatc_cli.artifacts.manifest import ModelIdentity, require_model
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.attempt import attempt, quiet_transformers
 from aatc_cli.models.identity import identify
@@ -26,6 +27,7 @@ __all__ = [
     "leading_device",
     "load_config",
     "load_model",
+    "load_same",
     "load_tokenizer",
     "pick_dtype",
     "quiet_transformers",
@@ -96,3 +98,13 @@ def pick_dtype(device: str, dtype: str) -> torch.dtype:
     if dtype == "auto":
         return torch.float32 if wanted.type == "cpu" else torch.bfloat16
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+def load_same(source: ModelSource, wanted: ModelIdentity, what: str, *, device: str, dtype: str) -> tuple[Any, Any]:
+    """The model and its tokenizer, once it is sure that they are those of the artifact ``what``.
+
+    Raises `ArtifactError` naming the first difference to the model ``wanted``.
+    """
+    tokenizer = load_tokenizer(source)
+    require_model(identify(source, load_config(source), tokenizer), wanted, what)
+    return load_model(source, device=device, dtype=dtype), tokenizer.raw

@@ -2,5 +2,5 @@
 
     data (what a report is made of) -> series -> figures, tables -> document (sections in order) -> render (text)
 
-Nothing here reads a run directory; `stages.report` does and hands over a `ReportData`.
+Nothing here reads a run directory; `stages.reporting` does and hands over a `ReportData`.
 """

@@ -50,8 +50,3 @@ def size(count: int) -> str:
         if count >= 0.9995 * scale:
             return f"{number(count / scale)} {unit}"
     return f"{count} B"
-
-
-def interval_text(ends: tuple[float, float] | None) -> str:
-    """An interval of shares in percent: ``[34.2, 100]``; nothing without one."""
-    return "" if ends is None else f" [{number(100 * ends[0])}, {number(100 * ends[1])}]"

@@ -21,6 +21,9 @@ from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.state import CompressedState
 from aatc_cli.runtime.watch import ModelWatch
 
+# the form of cache that is asked for; what "auto" stands for, `forms.chosen` says
+CacheChoice = Literal["auto", "packed", "fused", "simulated"]
+
 
 @dataclass(frozen=True, eq=False)
 class Session:

@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from aatc_cli import __version__
 from aatc_cli.console import working
 from aatc_cli.errors import AatcError
+from aatc_cli.version import __version__
 
 REQUIRED = ("torch", "transformers", "numpy", "scipy", "safetensors", "pydantic", "typer", "rich", "jinja2")
 # packages that parts of the tool need, and which

@@ -13,6 +13,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.transform import Transform
+from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
@@ -32,6 +33,11 @@ def inspect_path(path: Path, context: int) -> Inspection:
     if kind == "plan":
         return inspect_plan(Plan.open(path), context)
     return _inspect_transform(path) if kind == "transform" else _inspect_stats(path)
+
+
+def inspect_budget(run: Path, recipe: str, budget: Budget, context: int) -> Inspection:
+    """Inspect the plan of a run at a budget."""
+    return inspect_plan(Plan.open(Run(run).plan(recipe, budget)), context)
 
 
 def _inspect_result(path: Path) -> Inspection:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from aatc_cli.config import MAX_BITS, Settings
+from aatc_cli.evals.windows.settings import TEXT
 from aatc_cli.profiles import load_named
 
 WindowTask = Literal["kl", "perplexity"]
@@ -23,6 +24,21 @@ _READ_BY = {
     "subtasks": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
     "chat": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
 }
+
+
+class StudyChoices(Settings):
+    """What a call changes of a study: texts where a task names none, and limits, lengths and methods of all tasks."""
+
+    recipe: tuple[str, ...] = Field((), strict=False, description="Only these of the study's methods; several allowed.")
+    text: tuple[str, ...] = Field(
+        (TEXT,), strict=False, description="Held-out text of tasks that name none; several allowed."
+    )
+    length: int | None = Field(None, ge=2, description="Tokens per window, of all tasks.")
+    limit: int | None = Field(None, ge=0, description="Windows per text or samples per subtask, of all tasks.")
+    context: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), strict=False, description="Contexts of RULER; several allowed."
+    )
+    data: str | None = Field(None, description="Folder with a folder of files for each benchmark, or hub.")
 
 
 class StudyMethod(Settings):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from aatc_cli.artifacts.manifest import read_manifest
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.study import StudyRow
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import MAX_BITS, Budget
 from aatc_cli.core.allocate import Energies
@@ -86,3 +90,24 @@ class Matcher:
             except AatcError as error:
                 self.known[step], self.refusal = None, error
         return self.known[step]
+
+
+@dataclass
+class Matchers:
+    """A matcher for every Transform, of the recipe that was asked for last."""
+
+    by_transform: dict[Path, Matcher] = field(default_factory=dict)
+
+    def budget(self, place: Run, recipe: Recipe, row: StudyRow, known: StudyRow | None) -> Budget:
+        """The budget of ``row`` in the run ``place``: that of the row ``known`` while its plan holds, or a new one."""
+        assert row.asked is not None
+        transform = Transform.open(place.transform(recipe.transform_name))
+        if known is not None and known.budget is not None:
+            budget = Budget(unit="bits", value=float(known.budget))
+            path = place.plan(recipe.name, budget)
+            plan = read_manifest(path) if path.exists() else None
+            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.digest}:
+                return budget
+        if transform.path not in self.by_transform or self.by_transform[transform.path].recipe != recipe:
+            self.by_transform[transform.path] = Matcher.of(transform, recipe)
+        return self.by_transform[transform.path].budget(row.asked)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aatc_cli.artifacts.manifest import read_manifest
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyRow
-from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
@@ -20,7 +18,7 @@ from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies.definition import Study, StudyMethod
-from aatc_cli.studies.matching import Matcher
+from aatc_cli.studies.matching import Matchers
 
 # tokens at which the paper counts compression
 _PAPER_CONTEXT = 8192
@@ -63,7 +61,7 @@ class Methods:
     run: Run
     known: Mapping[str, StudyRow] = field(default_factory=dict)
     force: bool = False
-    matchers: dict[Path, Matcher] = field(default_factory=dict)
+    matchers: Matchers = field(default_factory=Matchers)
 
     def entrants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Entrant]:
         """Every method at every budget, in order; only of ``recipes`` where any are named.
@@ -123,23 +121,12 @@ class Methods:
             self._whiten(place, recipe, row.stats)
         # a package that is missing is found here, and not after other methods have run
         recipe.choices.quantizer.ready(library_codec, recipe.max_bits, recipe.window.flush)
-        budget = self._matched(place, recipe, row) if row.matched else Budget(unit="bits", value=row.asked)
+        known = None if self.force else self.known.get(row.name)
+        budget = (
+            self.matchers.budget(place, recipe, row, known) if row.matched else Budget(unit="bits", value=row.asked)
+        )
         plan = allocate(place, recipe, [budget], force=self.force)[0]
         return Subject(plan.recipe, plan)
-
-    def _matched(self, place: Run, recipe: Recipe, row: StudyRow) -> Budget:
-        assert row.asked is not None
-        transform = Transform.open(place.transform(recipe.transform_name))
-        known = self.known.get(row.name)
-        if known is not None and known.budget is not None and not self.force:
-            budget = Budget(unit="bits", value=float(known.budget))
-            path = place.plan(recipe.name, budget)
-            plan = read_manifest(path) if path.exists() else None
-            if plan and plan.digest == known.plan and plan.inputs == {"transform": transform.digest}:
-                return budget
-        if transform.path not in self.matchers or self.matchers[transform.path].recipe != recipe:
-            self.matchers[transform.path] = Matcher.of(transform, recipe)
-        return self.matchers[transform.path].budget(row.asked)
 
     def _whiten(self, place: Run, recipe: Recipe, stats: str | None) -> None:
         rates = self.run.stats(stats or "stats")

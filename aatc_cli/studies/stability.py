@@ -10,19 +10,17 @@ from pathlib import Path
 
 from aatc_cli.artifacts.manifest import require_model
 from aatc_cli.artifacts.stats import Stats
-from aatc_cli.config import Budget, make_budget
+from aatc_cli.config import make_budget
 from aatc_cli.errors import UsageError
 from aatc_cli.evals import Task
 from aatc_cli.evals.call import Call
-from aatc_cli.evals.opened import Opened, open_subjects
-from aatc_cli.evals.stability.measure import Calibrated, measure
+from aatc_cli.evals.opened import open_subjects
+from aatc_cli.evals.stability.measure import measure
 from aatc_cli.evals.stability.result import Result
 from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import Subject
-from aatc_cli.methods.recipe import Recipe
 from aatc_cli.profiles import load_recipe
-from aatc_cli.stages.allocate import allocate
-from aatc_cli.stages.whiten import Wanted, whiten
+from aatc_cli.studies.calibrated import calibrated
 
 
 def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
@@ -48,15 +46,8 @@ def stability(task: Task, call: Call, settings: Settings) -> list[Result]:
         require_model(opened.identity, artifact.model, str(artifact.path))
     return [
         measure(
-            opened, settings, [_calibrated(opened, artifact, recipe, make_budget(bits=bits)) for artifact in artifacts]
+            opened, settings, [calibrated(opened, artifact, recipe, make_budget(bits=bits)) for artifact in artifacts]
         )
         for recipe in recipes
         for bits in call.budgets
     ]
-
-
-def _calibrated(opened: Opened, stats: Stats, recipe: Recipe, budget: Budget) -> Calibrated:
-    """The plan made from these Stats alone, with its Transform in a run of their own; raises where other ones lie."""
-    place, force = opened.run.within("stability", stats.path.name), opened.options.force
-    whiten(place, transform_stats=stats.path, rate_stats=stats.path, wanted=Wanted.by(recipe), force=force)
-    return Calibrated(stats, allocate(place, recipe, [budget], force=force)[0])

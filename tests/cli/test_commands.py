@@ -15,10 +15,10 @@ import pytest
 
 import aatc_cli
 from aatc_cli.artifacts.artifact import ArtifactWriter, open_artifact
-from aatc_cli.artifacts.evaluation import read_evaluations
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.cli.options import GROUPS
 from aatc_cli.evals import TASKS, Task
+from aatc_cli.evals.reading import read_evaluations
 
 ROOT = Path(aatc_cli.__file__).parents[1]
 COMMANDS = ["collect", "whiten", "allocate", "inspect", "eval", "study", "report"]
@@ -378,9 +378,9 @@ def test_interrupt(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_defect_of_ours_is_not_hidden(aatc: Any, collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aatc_cli.stages import collect as stage
+    from aatc_cli.stages.collecting import opening
 
-    monkeypatch.setattr(stage, "check_rank", lambda *_: 1 / 0)
+    monkeypatch.setattr(opening, "check_rank", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         collect()
 

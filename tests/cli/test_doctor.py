@@ -32,18 +32,18 @@ def broken(*arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("step", "name"),
     [
-        ("model", "write_tiny_llama"),
-        ("collect", "collect"),
-        ("whiten", "whiten"),
-        ("allocate", "allocate"),
-        ("eval", "evaluate"),
-        ("packed cache", "attach_codecs"),
+        ("model", "selftest.write_tiny_llama"),
+        ("collect", "selftest.collect"),
+        ("whiten", "selftest.whiten"),
+        ("allocate", "selftesting.planned.allocate"),
+        ("eval", "selftesting.divergence.evaluate"),
+        ("packed cache", "selftesting.agreement.attach_codecs"),
     ],
 )
 def test_the_step_that_fails_is_named(
     aatc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, name: str
 ) -> None:
-    monkeypatch.setattr(selftest, name, broken)
+    monkeypatch.setattr(f"aatc_cli.stages.{name}", broken)
     outcome = aatc("doctor", "--run", tmp_path)
     assert outcome.code == 1
     assert f"Error: selftest: {step} failed: something is wrong here\nHint: " in outcome.err

@@ -14,6 +14,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from aatc_cli.artifacts.manifest import MANIFEST
 from aatc_cli.cli import app
+from aatc_cli.cli.app import Ordered
 from aatc_cli.cli.evaluate import parameters_of
 from aatc_cli.evals import TASKS
 
@@ -23,7 +24,7 @@ BESIDE: dict[tuple[str, str], tuple[object, ...]] = {
     # with nothing to do there is nothing that a device is needed for
     ("whiten", "device"): ("--force",),
     ("allocate", "ratio"): ("--context", 64),
-    ("allocate", "size"): ("--context", 64),
+    ("allocate", "bytes"): ("--context", 64),
 }
 # options of a task that are in the matrix under the name of another already: those of all are tried once
 TRIED_ONCE = "kl"
@@ -72,13 +73,16 @@ class Option:
 
 
 def options() -> list[Option]:
-    """Every option of every command, read from the functions behind them, so that a new one is in the matrix too."""
+    """Every option of every command, read from what is behind them, so that a new one is in the matrix too."""
     found = []
     for command in app.registered_commands:
         assert command.callback is not None
         label = command.name or command.callback.__name__
         hints = get_type_hints(command.callback, include_extras=True)
         found += [option for name, hint in hints.items() if (option := option_of(label, name, hint))]
+    for made in Ordered.made:
+        parameters = made.parameters()
+        found += [option for one in parameters if (option := option_of(str(made.name), one.name, one.annotation))]
     tried: set[str] = set()
     for task in sorted(TASKS, key=lambda task: task.name != TRIED_ONCE):
         parameters = [one for one in parameters_of(task) if one.name not in tried]

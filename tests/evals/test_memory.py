@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.evals.memory.geometry import random_widths
 from aatc_cli.evals.memory.peak import Peak, storage_bytes
+from aatc_cli.evals.memory.synthetic import random_widths
 
 MIB = 1 << 20
 

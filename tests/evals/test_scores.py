@@ -8,13 +8,14 @@ import math
 import pytest
 import torch
 
-from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_evaluations, write_evaluation
+from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, write_evaluation
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.forced.scores import Scores, score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
+from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
 

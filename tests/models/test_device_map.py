@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def test_statistics_and_gradients_are_those_of_a_plain_model(
     options = CollectOptions()
     collect(Run(tmp_path / "plain"), "stats", source, mixture, settings, options)
     loaded = mapped(placed)
-    collect(Run(tmp_path / "placed"), "stats", source, mixture, settings, replace(options, spread=True))
+    collect(Run(tmp_path / "placed"), "stats", source, mixture, settings, options.model_copy(update={"spread": True}))
     assert (on_meta(loaded[0]) > 0) == (placed is ON_DISK)
     plain, other = (open_artifact(tmp_path / name / "stats", "stats") for name in ("plain", "placed"))
     assert other.manifest.provenance["device_map"] == "auto"

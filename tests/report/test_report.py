@@ -42,7 +42,8 @@ from aatc_cli.report.tables.distortion import distortion_table
 from aatc_cli.report.tables.plans import bytes_table
 from aatc_cli.report.tables.quality import quality_table
 from aatc_cli.report.text import number, signed, size
-from aatc_cli.stages.report import ReportFiles, load_report, make_report
+from aatc_cli.stages.report import ReportFiles, make_report
+from aatc_cli.stages.reporting.load import load_report
 
 GEOMETRY = Geometry(layers=4, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
 TEXT = "wiki <b>&|*test*"

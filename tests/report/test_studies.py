@@ -23,7 +23,8 @@ from aatc_cli.report.data.published import published_for, read_published
 from aatc_cli.report.series import studies as series
 from aatc_cli.report.series.plans import CAUSES, causes
 from aatc_cli.report.tables.scores import marks_of, score_text
-from aatc_cli.stages.report import load_report, make_report
+from aatc_cli.stages.report import make_report
+from aatc_cli.stages.reporting.load import load_report
 
 WINDOWS = 6
 # mean KL of each method and budget on a window, to which the windows' own difficulty is added

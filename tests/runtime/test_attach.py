@@ -12,9 +12,10 @@ import torch
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.errors import AatcError
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.runtime import attach as module
-from aatc_cli.runtime.attach import attach, attach_codecs, chosen, plain, prepare
+from aatc_cli.runtime import forms as module
+from aatc_cli.runtime.attach import attach, attach_codecs, plain, prepare
 from aatc_cli.runtime.cache_file import load_cache, save_cache
+from aatc_cli.runtime.forms import chosen
 
 IDS = torch.randint(1, 256, (1, 170), generator=torch.Generator().manual_seed(0))
 

@@ -26,7 +26,7 @@ from aatc_cli.models.loading import ModelSource, find_model, load_model, load_to
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting import passes
+from aatc_cli.stages.collecting import opening, passes
 from aatc_cli.text.windows import draw_windows
 
 SAMPLES, LENGTH, SKIP, ROWS = 6, 48, 4, 60
@@ -43,7 +43,7 @@ def run_collect(corpus: Path) -> Callable[..., Path]:
     """Collect into a run; keyword arguments are settings, or options where they are called so."""
 
     def run_(run: Run, folder: Path, name: str = "stats", profile: ModelProfile | None = None, **changes: Any) -> Path:
-        how = {key: changes.pop(key) for key in CollectOptions.__dataclass_fields__ if key in changes}
+        how = {key: changes.pop(key) for key in CollectOptions.model_fields if key in changes}
         text = changes.pop("text", str(corpus))
         settings = CollectSettings(
             **({"samples": SAMPLES, "length": LENGTH, "skip_first": SKIP, "rows": ROWS} | changes)
@@ -389,7 +389,7 @@ def test_little_memory_is_one_error(
     def fail(*args: Any, **keywords: Any) -> None:
         raise error
 
-    monkeypatch.setattr(module, where, fail)
+    monkeypatch.setattr(opening if where == "draw_windows" else module, where, fail)
     with pytest.raises(AatcError, match="not enough memory for collecting with tiny-llama") as caught:
         run_collect(Run(tmp_path / "run"), tiny_llama)
     assert caught.value.hint
@@ -767,12 +767,12 @@ def test_leftovers_of_a_killed_writer_are_swept(
 ) -> None:
     shutil.copytree(base, tmp_path / "run")
     root = tmp_path / "run"
-    (root / ".stats.tmp-999999").mkdir()
-    (root / ".stats.tmp-999999" / TENSORS).write_bytes(b"half")
-    shutil.copytree(root / "stats", root / ".stats.old-999999")
+    (root / ".stats.tmp-aatc-00000000000f423f").mkdir()
+    (root / ".stats.tmp-aatc-00000000000f423f" / TENSORS).write_bytes(b"half")
+    shutil.copytree(root / "stats", root / ".stats.old-aatc-00000000000f423f")
     (root / "plans").mkdir()
-    shutil.copytree(root / "stats", root / "plans" / ".paper-2.5.old-7")
-    (root / "plans" / ".x.tmp-8").write_text("half")
+    shutil.copytree(root / "stats", root / "plans" / ".paper-2.5.old-aatc-0000000000000007")
+    (root / "plans" / ".x.tmp-aatc-0000000000000008").write_text("half")
     before = snapshot(root / "stats")
     with Run(root).lock():
         pass
@@ -784,7 +784,7 @@ def test_leftovers_of_a_killed_writer_are_swept(
     ]
     assert snapshot(root / "stats") == before
     # killed between the two renames: only the one that was moved aside is left
-    (root / "stats").rename(root / ".stats.old-999999")
+    (root / "stats").rename(root / ".stats.old-aatc-00000000000f423f")
     run_collect(Run(root), tiny_llama)
     assert {name: content for name, (content, _) in snapshot(root / "stats").items()} == {
         name: content for name, (content, _) in before.items()

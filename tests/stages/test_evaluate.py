@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.evals.reading import read_evaluations
 
 COMMON = ("--length", 256, "--limit", 2, "--first", 160)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.evals.memory.result import Result as MemoryResult
+from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.profiles import load_model_profile
 
 PROFILE = """

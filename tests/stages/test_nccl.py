@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.evaluation import read_evaluations
+from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.stages import collect as collect_stage
 from aatc_cli.stages import evaluate as evaluate_stage
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import aatc_cli
-from aatc_cli.artifacts.evaluation import Measurement, read_evaluations, read_measurement, write_evaluation
+from aatc_cli.artifacts.evaluation import Measurement, read_measurement, write_evaluation
 from aatc_cli.evals import opened
 from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.asking import Asker
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
+from aatc_cli.evals.reading import read_evaluations
 
 ASKED = ("ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aatc_cli.artifacts.evaluation import read_evaluations, read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement
 from aatc_cli.artifacts.plan import Plan
+from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.runtime.packed.site import SiteCodec
 

@@ -14,15 +14,18 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.bench import findings, ours
 from aatc_cli.evals.bench import geometry as speed_geometry
 from aatc_cli.evals.bench import whole_model as speed_whole
 from aatc_cli.evals.bench.attention import Timing
-from aatc_cli.evals.bench.geometry import measure_geometry, speed_rows
+from aatc_cli.evals.bench.geometry import measure_geometry
 from aatc_cli.evals.bench.model_steps import InPlaceState, full_state
 from aatc_cli.evals.bench.packed import PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
+from aatc_cli.evals.bench.rows import speed_rows
 from aatc_cli.evals.bench.synthetic import synthetic_tables
-from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, synthetic_spec, uncompressed_steps
+from aatc_cli.evals.bench.synthetic_spec import synthetic_spec
+from aatc_cli.evals.bench.whole_model import fused_steps, memory_of, uncompressed_steps
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.table import speed_memory_table, speed_table
 from aatc_cli.evals.subjects import EvalOptions
@@ -68,12 +71,15 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
         "fused_available": lambda: True,
         "device_rates": lambda device: RATES,
         "device_name": lambda device: "a GPU",
-        "FusedBench": FakeBench,
+    }.items():
+        monkeypatch.setattr(speed_geometry, name, value)
+    for name, value in {
         "peer_timings": lambda *_: ([Timing("flashinfer", [1.0, 1.5, 2.0], 1000)], {}),
         "sdpa_timings": lambda *_: [Timing("sdpa-flash-packed", [4.0, 4.0, 4.0], 1000)],
         "float8_timing": lambda *_: (Timing("float8-triton", [2.5, 2.5, 2.5], 510), 0.001, "float16 64"),
     }.items():
-        monkeypatch.setattr(speed_geometry, name, value)
+        monkeypatch.setattr(findings, name, value)
+    monkeypatch.setattr(ours, "FusedBench", FakeBench)
     monkeypatch.setattr(FakeBench, "error", 0.005)
     return FakeBench
 
@@ -101,8 +107,8 @@ def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
 
 
 def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed_geometry, "float8_timing", lambda *_: "Triton is not installed")
-    monkeypatch.setattr(speed_geometry, "peer_timings", lambda *_: ([], {"flashinfer": "no whole pages"}))
+    monkeypatch.setattr(findings, "float8_timing", lambda *_: "Triton is not installed")
+    monkeypatch.setattr(findings, "peer_timings", lambda *_: ([], {"flashinfer": "no whole pages"}))
     result = measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
     assert result.left_out == {
         "float8-triton at 1 x 1412": "Triton is not installed",

@@ -19,8 +19,10 @@ from aatc_cli.evals.offline_speed.settings import Settings
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
-from aatc_cli.studies import offline_speed as speed_offline
-from aatc_cli.studies.offline_speed import OfflineBench, measure_offline, offline_speed
+from aatc_cli.studies import offline_model
+from aatc_cli.studies.offline_model import OfflineBench
+from aatc_cli.studies.offline_speed import offline_speed
+from aatc_cli.studies.offline_times import measure_offline
 
 GEOMETRY = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
 PROFILE = ModelProfile(
@@ -86,14 +88,14 @@ def test_windows_are_enough_to_whiten(bench: OfflineBench) -> None:
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    genuine = speed_offline.run_gradients
+    genuine = offline_model.run_gradients
 
     def scarce(job: Any, model: Any, windows: Any, start: int, options: Any, *rest: Any) -> None:
         if options.batch > 1:
             raise AatcError("the gradients of 2 windows do not fit", "lower --fisher-batch")
         genuine(job, model, windows, start, options, *rest)
 
-    monkeypatch.setattr(speed_offline, "run_gradients", scarce)
+    monkeypatch.setattr(offline_model, "run_gradients", scarce)
     result = measure_offline(PROFILE, [(144, 2), (144, 1)], 1, EvalOptions())
     assert result.left_out == {"gradients 144 x 2": "the gradients of 2 windows do not fit"}
     assert [row.batch for row in result.rows if row.backend == "gradients"] == [1]

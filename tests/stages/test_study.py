@@ -28,7 +28,7 @@ from aatc_cli.profiles import TextMixture, available, load_recipe, profiles_dir
 from aatc_cli.stages.allocate import derive
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
-from aatc_cli.studies import run as study_stage
+from aatc_cli.studies import columns, sheet
 from aatc_cli.studies.definition import Study, StudyMethod, StudyTask, load_study
 from aatc_cli.studies.matching import Matcher
 from aatc_cli.studies.methods import Methods
@@ -157,7 +157,7 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, run, calibrated, tmp
     expected = kept_of(run.evals)
     shutil.rmtree(run.root)
     shutil.copytree(calibrated.root, run.root)
-    monkeypatch.setattr(study_stage, "_TOGETHER", 2)
+    monkeypatch.setattr(columns, "_TOGETHER", 2)
     scored = []
 
     def stop_later(frame, subjects):
@@ -201,13 +201,13 @@ def test_one_method_that_fails_takes_no_other_with_it(studied, run, monkeypatch)
 
 def test_what_fails_for_the_task_is_not_tried_with_every_method(aatc, tiny_llama, corpus, run, study_file, monkeypatch):
     study_file.write_text(STUDY.replace("length = 224", "length = 1024"), encoding="utf-8")
-    tried, stage = [], study_stage.evaluate
+    tried, stage = [], columns.evaluate
 
     def counted(task, call, *rest):
         tried.append(len(call.subjects))
         return stage(task, call, *rest)
 
-    monkeypatch.setattr(study_stage, "evaluate", counted)
+    monkeypatch.setattr(columns, "evaluate", counted)
     outcome = aatc("study", study_file, "--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
     assert outcome.code == 1
     assert tried == [5, 1, 1, 5]
@@ -397,7 +397,7 @@ def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}]}
     )
-    choices = StudyChoices(texts=(str(corpus),), length=150, limit=2)
+    choices = StudyChoices(text=(str(corpus),), length=150, limit=2)
     result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
     found = read_evaluation(run.root / result.cells[0].file)
     assert (found.length, found.windows, found.first_position) == (150, 2, 75)
@@ -416,7 +416,7 @@ def test_studies_and_their_fields_are_documented():
 
 def test_parts_of_a_study_add_up(studied, run, monkeypatch):
     """One process begins and ends while another is at work on the same study: neither loses the other's cells."""
-    filled, fill = [], study_stage._Sheet.fill
+    filled, fill = [], sheet.Sheet.fill
 
     def others_first(self, entrants):
         if not filled:
@@ -424,7 +424,7 @@ def test_parts_of_a_study_add_up(studied, run, monkeypatch):
             assert studied("--recipe", "kivi").code == 0
         return fill(self, entrants)
 
-    monkeypatch.setattr(study_stage._Sheet, "fill", others_first)
+    monkeypatch.setattr(sheet.Sheet, "fill", others_first)
     outcome = studied("--recipe", "fp16")
     assert outcome.code == 0, outcome.err
     assert [row["name"] for row in outcome.json["rows"]] == ["fp16", "kivi-2"]

@@ -10,50 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from aatc_cli.config import Geometry, HeadGroups, Window
+from aatc_cli.config import Geometry
 from aatc_cli.console import say
-from aatc_cli.core import SIDES, Side
-from aatc_cli.core.layout import CacheLayout, fp16_bytes
-from aatc_cli.core.tiles import BLOCK
+from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.evals.bench.attention import Timing
 from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing, full_state
-from aatc_cli.evals.bench.synthetic import synthetic_encode, synthetic_tables
 from aatc_cli.evals.memory.peak import storage_bytes
 from aatc_cli.evals.speed.result import SpeedMemory
-from aatc_cli.runtime.fused.form import FusedForm, FusedLayer
-from aatc_cli.runtime.kernels.launch import on_hopper
-from aatc_cli.runtime.kernels.tables import fast_pairs
+from aatc_cli.runtime.fused.form import FusedForm
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.state import CompressedState
 
 # steps beside the repeats: two that warm up, one that is captured, two replays that are not counted
 _EXTRA_STEPS = 5
 _LEAST_ROOM = 64
-
-
-def synthetic_spec(
-    geometry: Geometry, window: Window, bits: float, theta: float, device: torch.device, dtype: torch.dtype
-) -> CacheSpec:
-    """A fused cache's static part with random tables, a seed for every layer; ``theta``: base of the frequencies."""
-    steps = torch.arange(0, geometry.head_dim, 2, device=device, dtype=torch.float64) / geometry.head_dim
-    frequencies = theta**-steps
-    layers = []
-    for layer in range(geometry.layers):
-        tables = synthetic_tables(geometry, bits, fast_pairs(frequencies), device, seed=layer, hopper=on_hopper(device))
-        layers.append(FusedLayer({}, tables, synthetic_encode(tables, geometry, seed=layer)))
-    form = FusedForm(
-        tuple(layers),
-        window,
-        dtype,
-        geometry.heads,
-        geometry.kv_heads,
-        geometry.head_dim,
-        frequencies.to(torch.float32),
-        geometry.head_dim**-0.5,
-    )
-    layout = CacheLayout.of_bits(geometry, window, HeadGroups.both(geometry.kv_heads), form_bits(form))
-    windows = (None,) * geometry.layers
-    return CacheSpec(form, window, dtype, device, geometry.channels, None, windows, None, layout)
 
 
 def fused_steps(
@@ -87,19 +57,6 @@ def uncompressed_steps(
     except torch.cuda.OutOfMemoryError:
         say(f"eval: the uncompressed cache of {batch} x {context} tokens does not fit this device")
     return timings, memory
-
-
-def form_bits(form: FusedForm) -> list[dict[Side, list[int]]]:
-    """Widths of every channel by layer and side, as the tiles hold them."""
-    bits: list[dict[Side, list[int]]] = []
-    for layer in form.layers:
-        sides = zip(SIDES, (layer.tables.keys, layer.tables.values), strict=True)
-        found: dict[Side, list[int]] = {}
-        for side, heads in sides:
-            widths = [[width for width in part.widths for _ in range(BLOCK)] for part in heads]
-            found[side] = [width for head in widths for width in head + [0] * (form.dim - len(head))]
-        bits.append(found)
-    return bits
 
 
 def memory_of(state: CompressedState | InPlaceState) -> tuple[int, int, int]:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.evaluation import write_evaluation
-from aatc_cli.console import progress, say
+from aatc_cli.console import progress
 from aatc_cli.evals.caches import cache_kind, require_stored, session_of
 from aatc_cli.evals.call import Call
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.memory.geometry import measure_geometry
 from aatc_cli.evals.memory.peak import Peak, storage_bytes
 from aatc_cli.evals.memory.result import MemoryRow, Result
@@ -51,22 +50,20 @@ def _result(opened: Opened, settings: Settings, subject: Subject, references: di
         synthetic=False,
         rows=[],
     )
-    found = already(opened.run.evals, draft, force=options.force)
-    if found is not None:
-        say(f"eval: memory of {subject.name} is there already, nothing to do")
-        return found
-    model, began, rows = opened.model(), time.perf_counter(), []
-    for size in settings.sizes:
-        if size not in references:
-            references[size] = _reference(model, size, options.device)
-    session = session_of(subject, model, options)
-    with progress(f"eval memory of {subject.name}", len(settings.sizes)) as ticker:
+
+    def measured() -> Result:
+        model, began, rows = opened.model(), time.perf_counter(), []
         for size in settings.sizes:
-            rows.append(_row(session, size, options.device, references[size]))
-            ticker.advance()
-    result = draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows})
-    say(f"eval: memory of {subject.name} -> {write_evaluation(opened.run.evals, result)}")
-    return result
+            if size not in references:
+                references[size] = _reference(model, size, options.device)
+        session = session_of(subject, model, options)
+        with progress(f"eval memory of {subject.name}", len(settings.sizes)) as ticker:
+            for size in settings.sizes:
+                rows.append(_row(session, size, options.device, references[size]))
+                ticker.advance()
+        return draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows})
+
+    return kept(opened.run.evals, draft, f"memory of {subject.name}", force=options.force, measured=measured)
 
 
 @dataclass(frozen=True)

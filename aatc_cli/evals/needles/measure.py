@@ -8,7 +8,6 @@ from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.evals.answers.asking import Answer, Asker, prompt_tokens
-from aatc_cli.evals.answers.interval import wilson
 from aatc_cli.evals.caches import cache_kind
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.needles.prompts import ROOM, needle_samples
@@ -90,15 +89,6 @@ def _asked(opened: Opened, subjects: Sequence[Subject], drafts: dict[str, Result
 
 
 def _cell(context: int, depth: int, samples: Sequence[Sample], answers: Sequence[Answer]) -> NeedleCell:
-    scores = [answer.score for answer in answers]
-    low, high = wilson(scores)
-    return NeedleCell(
-        context=context,
-        depth=depth,
-        samples=len(scores),
-        score=sum(scores) / len(scores),
-        low=low,
-        high=high,
-        wanted=[sample.prompt.answers[0] for sample in samples],
-        answers=[answer.text for answer in answers],
-    )
+    wanted = [sample.prompt.answers[0] for sample in samples]
+    texts, scores = [answer.text for answer in answers], [answer.score for answer in answers]
+    return NeedleCell.of(context, depth, wanted, texts, scores)

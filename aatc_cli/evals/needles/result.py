@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.config import Settings
+from aatc_cli.evals.answers.interval import wilson
 
 
 class NeedleCell(Settings):
@@ -21,6 +22,22 @@ class NeedleCell(Settings):
     high: float = Field(description="upper end of the same interval")
     wanted: list[str] = Field(description="the number that was hidden, of every sample")
     answers: list[str] = Field(description="what was answered, of every sample")
+
+    @classmethod
+    def of(cls, context: int, depth: int, wanted: list[str], answers: list[str], scores: list[float]) -> Self:
+        """The cell of these answers and what each of them scores."""
+        low, high = wilson(scores)
+        mean = sum(scores) / len(scores)
+        return cls(
+            context=context,
+            depth=depth,
+            samples=len(scores),
+            score=mean,
+            low=low,
+            high=high,
+            wanted=wanted,
+            answers=answers,
+        )
 
 
 class Result(Measurement):

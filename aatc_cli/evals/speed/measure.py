@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.versions import versions
-from aatc_cli.console import progress, say
+from aatc_cli.console import progress
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.bench.geometry import measure_geometry
 from aatc_cli.evals.caches import cache_kind, require_stored, session_of
 from aatc_cli.evals.call import Call, require_own_dtype
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.speed.parts import PARTS, Bench, check_part
 from aatc_cli.evals.speed.result import REFERENCE, Result, SpeedCheck, SpeedRow, draft_of_profile
@@ -71,17 +70,14 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     }
     name = "synthetic" if groups is None else f"synthetic-groups-{groups}"
     draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
-    found = already(call.run.evals, draft, force=call.options.force)
-    if found is not None:
-        say(f"eval: speed of {call.profile.name} is there already, nothing to do")
-        return [found]
     sizes = [(context, batch) for context in settings.geometry_contexts for batch in settings.batch]
-    timed = measure_geometry(
-        call.profile, call.budgets[0], sizes, settings.repeats, call.options, whole=settings.whole_model, groups=groups
-    )
-    result = timed.model_copy(update={"protocol": protocol, "cache": kind})
-    say(f"eval: speed of {call.profile.name} -> {write_evaluation(call.run.evals, result)}")
-    return [result]
+    profile, options, whole = call.profile, call.options, settings.whole_model
+
+    def measured() -> Result:
+        timed = measure_geometry(profile, call.budgets[0], sizes, settings.repeats, options, whole=whole, groups=groups)
+        return timed.model_copy(update={"protocol": protocol, "cache": kind})
+
+    return [kept(call.run.evals, draft, f"speed of {profile.name}", force=options.force, measured=measured)]
 
 
 def _place(options: EvalOptions) -> dict[str, Any]:
@@ -109,15 +105,13 @@ def _result(opened: Opened, settings: Settings, subject: Subject) -> Result:
         rows=[],
         checks=[],
     )
-    found = already(opened.run.evals, draft, force=options.force)
-    if found is not None:
-        say(f"eval: speed of {subject.name} is there already, nothing to do")
-        return found
-    began = time.perf_counter()
-    rows, checks = _timed(opened, settings, subject)
-    result = draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows, "checks": checks})
-    say(f"eval: speed of {subject.name} -> {write_evaluation(opened.run.evals, result)}")
-    return result
+
+    def measured() -> Result:
+        began = time.perf_counter()
+        rows, checks = _timed(opened, settings, subject)
+        return draft.model_copy(update={"seconds": time.perf_counter() - began, "rows": rows, "checks": checks})
+
+    return kept(opened.run.evals, draft, f"speed of {subject.name}", force=options.force, measured=measured)
 
 
 def _timed(opened: Opened, settings: Settings, subject: Subject) -> tuple[list[SpeedRow], list[SpeedCheck]]:

@@ -7,19 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
-from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.stats import Stats
-from aatc_cli.console import say
-from aatc_cli.core import SIDES
-from aatc_cli.core.weights import fisher_weights
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.forced.scores import Scores
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.opened import Opened
+from aatc_cli.evals.stability.predicted import predictions
 from aatc_cli.evals.stability.result import Result, StabilityRow, spread
 from aatc_cli.evals.stability.settings import Settings
 from aatc_cli.evals.subjects import Subject
@@ -60,17 +54,15 @@ def measure(opened: Opened, settings: Settings, plans: Sequence[Calibrated]) -> 
             "two texts have one name, and rows are told apart by it", "rename one, or compare in two calls"
         )
     draft = _result(opened, settings, plans, frames, [_row(one, frame) for frame in frames for one in plans], 0.0)
-    found = already(opened.run.evals, draft, force=opened.options.force)
+
+    def measured() -> Result:
+        began = time.perf_counter()
+        predicted = [predictions(one.plan, [each.stats for each in plans]) for one in plans]
+        rows = [row for frame in frames for row in _score(plans, predicted, frame)]
+        return _result(opened, settings, plans, frames, rows, time.perf_counter() - began)
+
     what = f"stability of {draft.method}"
-    if found is not None:
-        say(f"eval: {what} is there already, nothing to do")
-        return found
-    began = time.perf_counter()
-    predicted = [_predictions(one.plan, [each.stats for each in plans]) for one in plans]
-    rows = [row for frame in frames for row in _score(plans, predicted, frame)]
-    result = _result(opened, settings, plans, frames, rows, time.perf_counter() - began)
-    say(f"eval: {what} -> {write_evaluation(opened.run.evals, result)}")
-    return result
+    return kept(opened.run.evals, draft, what, force=opened.options.force, measured=measured)
 
 
 def _result(
@@ -101,27 +93,6 @@ def _result(
         rows=rows,
         kl_spread=spread(rows),
     )
-
-
-@torch.no_grad()
-def _predictions(plan: Plan, stats: Sequence[Stats]) -> list[float | None]:
-    """Second-order KL of a plan in nats per position by the loss gradients of each Stats; None where it has none."""
-    transform = plan.transform()
-    sums: list[list[float]] = [[] for _ in stats]
-    classes = transform.tables(plan.recipe.choices).classes
-    for layer, widths in enumerate(plan.bits):
-        held = [artifact.layer(layer) for artifact in stats]
-        for side in SIDES:
-            name = f"layers.{layer}.{side}"
-            decode, variance = transform.artifact.tensor(f"{name}.decode"), transform.artifact.array(f"{name}.variance")
-            rows = np.array(widths[side]).reshape(-1, variance.size)
-            # a class of tokens counts by its share and by what noise in it costs
-            parts = np.ones(1) if classes is None else (classes.shares * classes.costs[side])[layer]
-            noise = parts @ plan.recipe.choices.channel_curves(variance)[np.arange(variance.size), rows]
-            for total, layer_stats in zip(sums, held, strict=True):
-                weights = fisher_weights(decode, layer_stats.loss_metric(side)).numpy()
-                total.append(0.5 * float(np.sum(noise * weights)))
-    return [sum(total) if artifact.fisher_windows else None for total, artifact in zip(sums, stats, strict=True)]
 
 
 def _score(plans: Sequence[Calibrated], predicted: list[list[float | None]], frame: Frame) -> list[StabilityRow]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import PlannedWidths, Tensors
+    from aatc_cli.methods.tile_quotas import TileQuotas
 
 _TILE = 64
 _WIDEST = 8
@@ -73,7 +74,6 @@ class Tiles(Classes):
         """
         from aatc_cli.core import SIDES
         from aatc_cli.core.tile_classes import tile_lags
-        from aatc_cli.core.tile_sizes import RANKS
         from aatc_cli.errors import ArtifactError, UsageError
 
         recipe, name = choices.recipe, "layers.0.tile_window"
@@ -91,7 +91,7 @@ class Tiles(Classes):
             )
         rule = rule_of(recipe)
         place = 0 if rule.order == "layer" else 1
-        shape = (2, RANKS, geometry.channels)
+        shape = _quotas(recipe).costs_shape(geometry.channels)
         return [
             {side: _by_class(tensors.numbers(f"layers.{layer}.{side}.ranks", shape)[place], recipe) for side in SIDES}
             for layer in range(geometry.layers)
@@ -135,21 +135,25 @@ class Tiles(Classes):
 def rule_of(recipe: RecipeFields) -> TileRule:
     """How a recipe tells the tokens of a tile apart."""
     from aatc_cli.core.tile_classes import TileRule
+
+    told = _quotas(recipe)
+    return TileRule(told.quotas, told.order, told.ranked_by)
+
+
+def _quotas(recipe: RecipeFields) -> TileQuotas:
+    """The table of a recipe that has tiles."""
     from aatc_cli.methods.tile_quotas import TileQuotas
 
     told = recipe.tokens
     assert isinstance(told, TileQuotas)
-    return TileRule(told.quotas, told.order, told.ranked_by)
+    return told
 
 
 def _by_class(costs: Floats, recipe: RecipeFields) -> Floats:
     """Costs [n, C] of classes from those of ranks [RANKS, C], one after another: no machine adds in another order."""
     import numpy as np
 
-    from aatc_cli.methods.tile_quotas import TileQuotas
-
-    assert isinstance(recipe.tokens, TileQuotas)
-    floor = recipe.tokens.floor
+    floor = _quotas(recipe).floor
     shares = rule_of(recipe).rank_shares().numpy()
     found = np.zeros((len(shares), costs.shape[1]))
     for rank, cost in enumerate(costs):

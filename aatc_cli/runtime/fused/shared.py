@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from aatc_cli.core.tiles import TILE
+from aatc_cli.runtime.fused.static import FusedStatic
 from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.append import Appender
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape
 from aatc_cli.runtime.kernels.tables import LayerTables
-
-if TYPE_CHECKING:
-    from aatc_cli.runtime.fused.form import FusedForm
 
 
 class FusedShared:
@@ -24,7 +20,7 @@ class FusedShared:
     they hold, on the host; ``offset`` is the position of the first token.
     """
 
-    def __init__(self, form: FusedForm, batch: int, max_tiles: int) -> None:
+    def __init__(self, form: FusedStatic, batch: int, max_tiles: int) -> None:
         self.form, self.batch, self.max_tiles = form, batch, max_tiles
         self.count = self.packed = self.offset = 0
         device = form.frequencies.device
@@ -83,7 +79,7 @@ class FusedShared:
 class FusedKernels:
     """The compiled kernels of one cache shape."""
 
-    def __init__(self, form: FusedForm, batch: int, max_tiles: int) -> None:
+    def __init__(self, form: FusedStatic, batch: int, max_tiles: int) -> None:
         device, tables = form.frequencies.device, [layer.tables for layer in form.layers]
         self.append = Appender(form.dim, form.window.sinks, form.dtype, device)
         head = max(int((table.offsets[1:] - table.offsets[:-1]).max()) for table in tables)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+import torch
+
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Geometry
 from aatc_cli.console import say
@@ -41,6 +43,18 @@ def check_rank(settings: CollectSettings, geometry: Geometry) -> None:
             "their second moment would be rank-deficient",
             f"raise --samples or --length; ten times the channels ({10 * geometry.channels} tokens) is a sound minimum",
         )
+
+
+def check_gradients(settings: CollectSettings, dtype: torch.dtype) -> None:
+    """Raise `UsageError` for gradients of a model whose dtype cannot hold them."""
+    if settings.fisher and dtype == torch.float16:
+        raise UsageError("gradients of a float16 model vanish below 6e-8", "run with --dtype bfloat16 or float32")
+
+
+def check_spread(processes: int, *, spread: bool) -> None:
+    """Raise `UsageError` for a model that accelerate is to spread in more than one process."""
+    if spread and processes > 1:
+        raise UsageError("--device-map auto uses all GPUs in one process", "start it without torchrun")
 
 
 def value_rank(layers: Sequence[LayerStats]) -> float:

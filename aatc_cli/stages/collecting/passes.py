@@ -12,10 +12,7 @@ from torch import Tensor
 
 from aatc_cli.core import Side
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.received import received_by_head
-from aatc_cli.core.received_bins import watched_lags
 from aatc_cli.core.stats import sample_rows
-from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import non_finite
 from aatc_cli.models.attention import LayerInputs
@@ -23,6 +20,7 @@ from aatc_cli.models.capture import capture
 from aatc_cli.models.placement import input_device
 from aatc_cli.stages.collecting.fisher import fisher_pass
 from aatc_cli.stages.collecting.job import CollectJob
+from aatc_cli.stages.collecting.received import received_in
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.stopwatch import Stopwatch, clock
 
@@ -152,8 +150,7 @@ def run_gradients(
 
     def watch(inputs: LayerInputs) -> None:
         layer = inputs.site.layer
-        received[layer] = _received(inputs, watched_lags(window)).sum(1)
-        by_head[layer] = _received(inputs, tile_lags(window.recent))
+        received[layer], by_head[layer] = received_in(inputs, window)
 
     def add(layer: int, side: Side, gradients: Tensor) -> None:
         sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
@@ -184,20 +181,6 @@ def run_gradients(
         if done < stop and time.monotonic() - saved_at >= options.checkpoint_seconds:
             job.write(partial, job.settings.samples, done)
             saved_at = time.monotonic()
-
-
-def _received(inputs: LayerInputs, lags: tuple[int, int]) -> Tensor:
-    """r of every token and kv head [B, H, T] by the exact attention of one layer."""
-    site = inputs.site
-    return received_by_head(
-        inputs.query,
-        inputs.key,
-        inputs.scaling,
-        lags,
-        sliding=inputs.sliding_window,
-        sinks=site.sinks,
-        softcap=site.softcap,
-    )
 
 
 def _check_gradients(sums: dict[tuple[int, Side], Tensor], first: int, tokens: Tensor) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
+
+from aatc_cli.config import Settings
 
 
-@dataclass(frozen=True)
-class CollectOptions:
+class CollectOptions(Settings):
     """How it is collected; never hashed."""
 
     device: str = "cpu"
     dtype: str = "auto"
-    batch: int = 1
-    checkpoint_seconds: float = 60.0
+    batch: int = Field(1, ge=1, description="Windows per forward pass.")
+    checkpoint_seconds: float = Field(60.0, ge=0, allow_inf_nan=True, description="Seconds between checkpoints.")
     force: bool = False
-    fisher_batch: int | None = None
-    recompute: bool = False
-    spread: bool = False
+    fisher_batch: int | None = Field(None, ge=1, description="Windows per gradient pass. Default: --batch.")
+    recompute: bool = Field(False, description="Compute layers again in gradient passes: less memory, one pass more.")
+    spread: bool = Field(False, description="Let accelerate spread the model over all devices.")
 
     @property
     def place(self) -> str | None:

@@ -1,0 +1,1 @@
+"""How report reads a run."""

@@ -1,0 +1,1 @@
+"""What the selftest of doctor compares."""
