@@ -33,7 +33,7 @@ class LayerStats:
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
     received [R]: tokens of those windows by the attention they received while exact (`core.received`), R bins of it;
     k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
-    k_ranks, v_ranks [2, RANKS, H, D, D] float32: sum of g g^T of each kv head over the tokens of whole tiles, by groups
+    k_ranks, v_ranks [2, RANKS, H, D, D]: sum of g g^T of each kv head over the tokens of whole tiles, by groups
     of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
@@ -100,8 +100,8 @@ class LayerStats:
             received=zeros(BINS),
             k_probes=zeros(BINS, channels, PROBES),
             v_probes=zeros(BINS, channels, PROBES),
-            k_ranks=zeros(2, RANKS, heads, dim, dim, dtype=torch.float32),
-            v_ranks=zeros(2, RANKS, heads, dim, dim, dtype=torch.float32),
+            k_ranks=zeros(2, RANKS, heads, dim, dim),
+            v_ranks=zeros(2, RANKS, heads, dim, dim),
         )
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:

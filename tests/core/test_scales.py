@@ -21,6 +21,16 @@ def test_the_grid():
     assert torch.equal(unpack_scales(torch.arange(256, dtype=torch.uint8)), grid)
 
 
+def test_the_grid_of_four_bits():
+    """Two and a half codes to an octave, from a tenth to five."""
+    grid = scale_grid(CPU, 4)
+    assert grid.tolist() == [0.0, *(float(np.float16(2 ** ((c - 9) / 2.5))) for c in range(1, 16))]
+    codes = torch.arange(16, dtype=torch.uint8)
+    assert torch.equal(pack_scales(grid, 4), codes)
+    assert torch.equal(unpack_scales(codes, 4), grid)
+    assert rounded_scale(torch.tensor([0.0, 1e-6, 1.0, 1e6]), 4).tolist() == [0.0, *grid[[1, 9, 15]].tolist()]
+
+
 def test_the_nearest_code_in_ratio():
     alpha = torch.exp2(12 * torch.randn(4000, generator=torch.Generator().manual_seed(0))).to(torch.float16)
     alpha = torch.cat((alpha, torch.tensor([0.0, 6e-8, 65504.0], dtype=torch.float16)))

@@ -141,6 +141,19 @@ def test_a_layer_may_rank_for_all_heads(run: Run) -> None:
     assert found.layout.bits_packed <= 3.0
 
 
+def test_the_paper_in_tiles_has_half_of_its_bits_for_keys(run: Run) -> None:
+    """Separate budgets: neither side takes from the other, whatever the weights are."""
+    paper = load_recipe("paper-tiles")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(paper))
+    [found] = allocate(run, paper, [make_budget(bits=4.0)])
+    assert check(found) == []
+    parts = found.layout.breakdown(4 + 128 + 64)
+    assert found.layout.bits_packed <= 4.0
+    half = (4.0 * 64 * 2 * 32 * 4 / 8 - parts["class_tags"]) / 2
+    for side in ("codes_keys", "codes_values"):
+        assert 0.6 * half < parts[side] <= half
+
+
 def test_a_floor_gives_the_lowest_class_more(run: Run, plan: Plan) -> None:
     """A share of the average cost in every class brings the classes together, and bits with them."""
     table = {"quotas": [32, 16, 16], "floor": 0.5}

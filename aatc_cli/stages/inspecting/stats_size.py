@@ -15,9 +15,9 @@ def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:
 
     Of a layer: four sums [C, C], two [H, D, D] and two [C] in float64, two [R, C] of rows in float32, and for the
     tokens in a bin of received attention their count and the products of their gradients with Z signs (`core.stats`),
-    and for two orders, both sides and groups of ranks in a tile one [H, D, D] in float32.
+    and for two orders, both sides and groups of ranks in a tile one [H, D, D] in float64.
     """
     channels = geometry.channels
     layer = 32 * channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2 + 8 * rows * channels + 16 * channels
-    ranks = 16 * RANKS * geometry.kv_heads * geometry.head_dim**2
+    ranks = 32 * RANKS * geometry.kv_heads * geometry.head_dim**2
     return geometry.layers * (layer + 8 * BINS + 16 * BINS * PROBES * channels + ranks)
