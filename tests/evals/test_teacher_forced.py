@@ -13,7 +13,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec, TransformCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
-from aatc_cli.evals.forced.teacher_forced import Method, check_finite, method_logits
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, make_tile, method_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.loading import find_model, load_model
@@ -172,3 +172,17 @@ def test_the_place_of_a_bad_logit_is_named():
     logits[3, 1] = float("nan")
     with pytest.raises(AatcError, match=r"paper-2: .* window 7, scored position 3"):
         check_finite(logits, "paper-2", 7)
+
+
+@pytest.mark.parametrize(("sinks", "recent"), [(300, 300), (256, 512), (520, 257), (4, 128)])
+def test_tiles_of_queries_fit_the_tensors_they_are_cut_from(sinks, recent):
+    """More sinks than a tile has queries: what is read is as wide as the mask, and every token is seen once."""
+    window, length = Window(sinks=sinks, recent=recent, flush=16), 1000
+    whole = torch.arange(length)
+    for start in range(0, length, 256):
+        end = min(start + 256, length)
+        tile = make_tile(window, start, end, None, torch.device("cpu"))
+        places = torch.cat((whole[: tile.sinks], whole[tile.far], whole[tile.near]))
+        assert tile.allowed.shape == (end - start, places.numel())
+        for row, query in enumerate(range(start, end)):
+            assert sorted(places[tile.allowed[row]].tolist()) == list(range(query + 1))

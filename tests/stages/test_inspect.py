@@ -207,7 +207,7 @@ def test_a_profile_tells_the_memory_of_its_statistics() -> None:
     gram = torch.empty(geometry.kv_heads, geometry.head_dim, geometry.head_dim, device="meta")
     layer = LayerStats.empty(geometry, collect["rows"], gram)
     assert collect["bytes_stats_layer"] == sum(getattr(layer, name).nbytes for name in LayerStats.TENSORS)
-    assert collect["bytes_stats"] == 80 * collect["bytes_stats_layer"] < 6e9
+    assert collect["bytes_stats"] == 80 * collect["bytes_stats_layer"] < 7.5e9
     facts = dict(row for row in shown(inspection) if len(row) == 2)
     assert facts["collect: statistics in memory"].startswith(f"{collect['bytes_stats'] / 1e9:.2f} GB")
     assert facts["whiten: statistics in memory"].startswith(f"{collect['bytes_stats_layer'] / 1e6:.1f} MB")

@@ -82,3 +82,22 @@ def test_only_the_recipes_asked_for(aatc: Any, run: Path, evaluated: Any) -> Non
     evaluated(run, "paper-4", one=0.001)
     assert aatc("pick", "--run", run, "--kl", 0.01).out.strip().endswith("uniform-3")
     assert aatc("pick", "--run", run, "--kl", 0.01, "--recipe", "paper").out.strip().endswith("paper-4")
+
+
+def test_plans_are_compared_by_one_protocol(aatc: Any, run: Path, evaluated: Any) -> None:
+    """A plan measured on other windows of the text is not held against those that were measured alike."""
+    import json
+
+    from aatc_cli.artifacts.evaluation import read_evaluation, write_evaluation
+
+    for budget, kl in (("3.5", 0.02), ("4", 0.004)):
+        evaluated(run, f"paper-{budget}", one=kl)
+    [easy] = evaluated(run, "paper-3", one=0.001)
+    other = read_evaluation(easy).model_copy(update={"windows": 9, "tokens_scored": 567})
+    easy.unlink()
+    write_evaluation(run / "evals", other)
+    picked = aatc("pick", "--run", run, "--kl", 0.01)
+    assert picked.out.strip().endswith("paper-4")
+    assert "pick: paper-3 is passed over: not measured on one" in picked.err
+    shown = {plan["path"]: plan["kl"] for plan in json.loads(aatc("inspect", run, "--json").out)["plans"]}
+    assert shown[str(run / "plans" / "paper-3")] == {}

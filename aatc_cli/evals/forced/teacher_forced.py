@@ -148,7 +148,8 @@ def make_tile(window: Window, start: int, end: int, sliding: int | None, device:
     places = torch.arange(end)
     sinks = min(window.sinks, end)
     near_from = window.sinks + packed_tokens(start + 1, window)
-    far_until = window.sinks + packed_tokens(end, window)
+    # more sinks than tokens so far leave nothing to be packed, and nothing behind the end
+    far_until = min(window.sinks + packed_tokens(end, window), end)
     far, near = slice(sinks, max(far_until, sinks)), slice(min(near_from, end), end)
     queries = places[start:end, None]
     until = torch.tensor([[window.sinks + packed_tokens(t + 1, window)] for t in range(start, end)])

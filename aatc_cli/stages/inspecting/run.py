@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aatc_cli.artifacts.evaluation import read_sealed
-from aatc_cli.artifacts.manifest import MANIFEST, Manifest, read_manifest
+from aatc_cli.artifacts.manifest import MANIFEST, Manifest, digest_of, read_manifest
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import Stats
@@ -62,14 +64,37 @@ class RunFacts:
         return None
 
     def divergence(self, digest: str) -> dict[str, tuple[float, float | None]]:
-        """KL and its standard error of one plan by text; of several windows on a text, those with most tokens."""
-        found: dict[str, dict[str, Any]] = {}
+        """KL and its standard error of one plan by text, each by the protocol of `protocols`."""
+        found = {
+            data["text"]: (data["kl_mean"], data.get("kl_stderr"))
+            for data in self._kl()
+            if data.get("plan") == digest and protocol_of(data) == self.protocols[data["text"]]
+        }
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def protocols(self) -> dict[str, str]:
+        """For every text the one protocol whose figures are shown together: plans are compared by no other.
+
+        It is the one that most of the run's plans were measured by, of several the one that scored most tokens.
+        """
+        plans, counts = {plan.digest for plan in self.plans}, dict[str, dict[str, list[int]]]()
+        for data in self._kl():
+            tally = counts.setdefault(data["text"], {}).setdefault(protocol_of(data), [0, 0])
+            tally[0] += data.get("plan") in plans
+            tally[1] = max(tally[1], data["tokens_scored"])
+        return {text: max(tallies, key=lambda one: (*tallies[one], one)) for text, tallies in counts.items()}
+
+    def _kl(self) -> Iterator[dict[str, Any]]:
         for data in self.evaluations.values():
-            if data.get("task") == "kl" and data.get("plan") == digest and data.get("kl_mean") is not None:
-                known = found.get(data["text"])
-                if known is None or data["tokens_scored"] > known["tokens_scored"]:
-                    found[data["text"]] = data
-        return {text: (data["kl_mean"], data.get("kl_stderr")) for text, data in sorted(found.items())}
+            if data.get("task") == "kl" and data.get("kl_mean") is not None:
+                yield data
+
+
+def protocol_of(data: Mapping[str, Any]) -> str:
+    """What two results must have in common to be compared: their protocol, or before version 3 what stood for it."""
+    told = ("model_fingerprint", "text_sha256", "windows", "length", "first_position", "dtype")
+    return digest_of(data.get("protocol") or {name: data.get(name) for name in told})
 
 
 def read_evaluation_data(path: Path) -> dict[str, Any]:
