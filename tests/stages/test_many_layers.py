@@ -31,9 +31,9 @@ from aatc_cli.config import make_budget
 from aatc_cli.profiles import load_recipe
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.artifacts.run import Run
-from aatc_cli.stages.whiten import whiten
+from aatc_cli.stages.whiten import Wanted, whiten
 run = Run(Path(sys.argv[1]))
-whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), transform="identity")
+whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted(transform="identity"))
 allocate(run, load_recipe("paper").model_copy(update={"transform": "identity"}), [make_budget(bits=2.0)])
 print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from aatc_cli.evals import opened
 from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.stages import collect as collect_stage
-from aatc_cli.stages import evaluate as evaluate_stage
 
 DEVICES = torch.cuda.device_count()
 # gradients flow back through sums that a GPU takes in no fixed order, in the model's float32
@@ -54,7 +54,7 @@ def test_a_process_without_a_gpu_ends_all_of_them(torchrun: Any, arguments: list
 def places(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The devices of every model that the stages load from now on."""
     seen: list[set[str]] = []
-    for stage in (collect_stage, evaluate_stage):
+    for stage in (collect_stage, opened):
 
         def recorded(*args: Any, load: Any = stage.load_model, **keywords: Any) -> Any:
             model = load(*args, **keywords)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import Geometry
-from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.models.adapter import geometry_of
@@ -14,7 +13,7 @@ from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.inspecting.forecast import Forecast, Piece, on_disk, state_of
 from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds
-from aatc_cli.stages.inspecting.stats_size import stats_bytes
+from aatc_cli.stages.inspecting.stats_size import received_bytes, stats_bytes
 
 # forward passes that a gradient pass comes to, as measured (docs/results.md)
 _GRADIENT = 4.0
@@ -57,8 +56,7 @@ def forecast_collect(
 
 def _stats_file(geometry: Geometry, rows: int, *, fisher: bool) -> int:
     """Bytes of the tensors of Stats; what tokens received is written with gradients alone."""
-    received = 8 * BINS + 16 * BINS * PROBES * geometry.channels
-    return stats_bytes(geometry, rows) - (0 if fisher else geometry.layers * received)
+    return stats_bytes(geometry, rows) - (0 if fisher else received_bytes(geometry))
 
 
 def forecast_eval(call: Call, settings: WindowSettings) -> Forecast:

@@ -19,5 +19,10 @@ def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:
     """
     channels = geometry.channels
     layer = 32 * channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2 + 8 * rows * channels + 16 * channels
+    return geometry.layers * layer + received_bytes(geometry)
+
+
+def received_bytes(geometry: Geometry) -> int:
+    """What of `stats_bytes` is of the attention that tokens received, which is gathered with gradients alone."""
     ranks = 32 * RANKS * geometry.kv_heads * geometry.head_dim**2
-    return geometry.layers * (layer + 8 * BINS + 16 * BINS * PROBES * channels + ranks)
+    return geometry.layers * (8 * BINS + 16 * BINS * PROBES * geometry.channels + ranks)
