@@ -162,7 +162,7 @@ def test_copies_and_beams_share_tiles_by_reference(model):
         beams = session.new_cache()
         feed(session, beams, tokens, [100])
         beams.reorder_cache(torch.tensor([0, 0, 0]))
-        exact = sum(sum(t.nbytes for t in store.exact.tensors().values()) for store in stores_of(cold)) // 1
+        exact = sum(sum(t.nbytes for t in store.exact.tensors().values()) for store in stores_of(cold))
         assert session.bytes_live(beams) < before + 3 * exact
         found = model.generate(
             tokens,
