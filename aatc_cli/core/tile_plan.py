@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Floats, Ints
 from aatc_cli.core.tile_allocate import Units, allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
 from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_floor import allocate_floored
 from aatc_cli.core.token_classes import TokenClasses
 
 
@@ -25,11 +27,14 @@ def plan_tiles(
     scale_bits: int,
     *,
     joint: bool,
+    floor: float = 0.0,
 ) -> Allocation:
     """Widths [n, C] of every layer and side at ``average`` bits a number with all that a tile holds.
 
     values[side][layer] [groups, E]: energies of the average token; costs[layer][side] [n, C]: of tokens of each class,
     relative to it. heads: that rank their tokens each by itself. joint: one budget for keys and values, or two halves.
+    floor: least bits of a number of the lowest class, scales and padding counted; raises `AatcError` where the budget
+    does not pay for it.
     """
     layers, channels = len(costs), values["k"][0].size
     whole = math.floor(average * rule.tile * 2 * channels * layers + 1e-9)
@@ -42,7 +47,14 @@ def plan_tiles(
         pool = [_units(values[side], [layer[side] for layer in costs], rule) for side in sides]
         if sides == ("v",):
             pool = [_where_coded(pool[0], [layer["k"] for layer in bits])]
-        widths, level = allocate_planes(pool, budget // len(pools), curve, scale_bits, follow=joint and _alike(pool))
+        share, follow = budget // len(pools), joint and _alike(pool)
+
+        def buy(units: Sequence[Units], share: int = share, follow: bool = follow) -> tuple[list[Ints], float]:
+            return allocate_planes(units, share, curve, scale_bits, follow=follow)
+
+        least = math.ceil(floor * rule.quotas[0] * len(pool) * channels * layers)
+        lowest = [_in_lowest(units, rule, layers) for units in pool]
+        widths, level = allocate_floored(pool, lowest, least, scale_bits, buy)
         for side, units, found in zip(sides, pool, widths, strict=True):
             errors = units.tokens / rule.tile * _summed(units.energy * curve[found])
             for layer, (rows, parts) in enumerate(zip(np.split(found, layers), np.split(errors, layers), strict=True)):
@@ -62,6 +74,12 @@ def _units(values: Sequence[Floats], costs: Sequence[Floats], rule: TileRule) ->
     )
     tokens = np.tile(np.repeat(np.array(rule.quotas), values[0].shape[0]), len(values))
     return Units(energy, tokens)
+
+
+def _in_lowest(units: Units, rule: TileRule, layers: int) -> NDArray[np.bool_]:
+    """Which units are of the first class: bool [U], in the order of `_units`."""
+    groups = len(units.tokens) // (layers * rule.classes)
+    return np.tile(np.repeat(np.arange(rule.classes) == 0, groups), layers)
 
 
 def _alike(pool: Sequence[Units]) -> bool:

@@ -113,6 +113,7 @@ class Tiles(Classes):
             groups.k,
             recipe.scale_bits,
             joint=recipe.pool == "joint",
+            floor=_quotas(recipe).lowest_bits,
         )
 
     def layout(self, choices: Choices, geometry: Geometry, groups: HeadGroups, plan: PlannedWidths) -> CacheLayout:
