@@ -18,7 +18,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.core.tile_sizes import RANKS
-from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals import find_task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.stability.settings import Settings
@@ -192,3 +192,25 @@ def test_stability_compares_plans_with_classes(run: Run, tiny_llama: Path, corpu
     own = allocate(run, RECIPE, [make_budget(bits=4.0)])[0].manifest.results["predicted"]
     # the plan's own forecast shrinks the metric, this one does not
     assert result.rows[0].predicted == pytest.approx(sum(own.values()), rel=0.3)
+
+
+def test_the_lowest_class_has_its_least_bits(run: Run, plan: Plan) -> None:
+    """So many bits of each of its numbers, with scales and padding, and not a byte more in the whole."""
+    table = {"quotas": [32, 16, 16], "lowest_bits": 3.8}
+    [floored] = allocate(run, changed(name="lowest", tokens=table), [make_budget(bits=4.0)])
+    assert _lowest_bits(plan) < 3.8 <= _lowest_bits(floored)
+    assert floored.layout.bits_packed <= 4.0
+    assert check(floored) == []
+    with pytest.raises(AatcError, match="does not pay for the floor"):
+        allocate(run, changed(name="too-high", tokens=table), [make_budget(bits=1.5)])
+
+
+def _lowest_bits(plan: Plan) -> float:
+    """Packed bits of a number of class 0, counted from its widths."""
+    total = 0
+    for layer in plan.simulated_codecs("cpu"):
+        for side in SIDES:
+            for widths in layer[side].bits[0].view(2, -1).tolist():
+                twos, ones = sum(w // 2 for w in widths), sum(w % 2 for w in widths)
+                total += 16 * (2 * -(-twos // 16) + -(-ones // 16)) + 8 * any(widths)
+    return total / (4 * 2 * 32)
