@@ -6,12 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
 from aatc_cli.evals.forced.tiles import OnClasses, tile_codecs, tiles_attention
-from aatc_cli.evals.forced.token_rates import rates_attention
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, attention_override, logits_at
 
@@ -27,19 +25,7 @@ def attention_of(method: Method, on_classes: OnClasses | None = None, prompt: in
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
         return tiles_attention(tile_codecs(method), codec.rule, method.window, on_classes, prompt)
-    return (
-        rates_attention(method, on_classes, prompt)
-        if isinstance(codec, RatedCodec)
-        else method_attention(method, prompt)
-    )
-
-
-def class_count(method: Method) -> int:
-    """Classes of tokens that a method tells apart."""
-    codec = method.codecs[0]["k"]
-    if isinstance(codec, TileCodec):
-        return codec.classes
-    return len(codec.codecs) if isinstance(codec, RatedCodec) else 1
+    return method_attention(method, prompt)
 
 
 @torch.no_grad()
