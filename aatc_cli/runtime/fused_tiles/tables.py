@@ -164,9 +164,9 @@ def _values(codec: TransformCodec, width: int) -> Tensor:
 
 
 def _steps(record: Record, side: Side) -> tuple[int, int]:
-    """Steps of sixteen slots, and how many of them, all in front, have a wide entity."""
+    """Steps of sixteen slots, and how many of them, all in front and two by two, are read as wide ones."""
     each, entities = per_step(side), record.entities[side]
-    return -(-len(entities) // each), -(-sum(entity.wide for entity in entities) // each)
+    return -(-len(entities) // each), 2 * -(-sum(entity.wide for entity in entities) // (2 * each))
 
 
 def _descriptors(record: Record, side: Side, widths: list[int], steps: int, levels: _Levels) -> Tensor:

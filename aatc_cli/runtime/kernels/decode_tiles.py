@@ -13,7 +13,6 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-_WARPS, _THREADS, _TILE = 4, 128, 64
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
 
@@ -44,18 +43,32 @@ class TileShape:
     scaling: float
 
     @property
+    def warps(self) -> int:
+        """Warps of a program: eight share its tables where registers allow, four of them multiply together."""
+        return 8 if self._lots <= 30 else 4
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program."""
+        return 32 * self.warps
+
+    @property
     def programs(self) -> int:
         """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
-        lots = -(-self.group // 8) * self.value_steps + self.key_steps + self.dim // 16
-        return 4 if lots <= 12 else 3 if lots <= 26 else 2 if lots <= 34 else 1
+        return 2 if self._lots <= 30 else 1
+
+    @property
+    def _lots(self) -> int:
+        """Sets of four registers that a thread has at once, about."""
+        return -(-self.group // 8) * self.value_steps + self.key_steps + self.dim // 16
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: few enough that programs fill the device some times over, at least two rounds."""
         heads = self.batch * self.kv_heads * self.classes
         wanted = max(1, -(-4 * processors * self.programs // heads))
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        each = max(-(-self.max_tiles // wanted), 2 * _WARPS, least)
-        return -(-each // _WARPS) * _WARPS
+        each = max(-(-self.max_tiles // wanted), 2 * self.warps, least)
+        return -(-each // self.warps) * self.warps
 
     @property
     def exact(self) -> int:
@@ -66,10 +79,10 @@ class TileShape:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
         heads, lots = -(-self.group // 8), self.dim // 16
         walk = self.key_steps * (self.dim * 32 + 64) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
-        walk += self.value_steps * 128 + self.level_bytes + self.dim * 2 + (2 * _WARPS + 2) * 8
-        walk += 2 * _WARPS * self.stage_bytes
-        merge = _WARPS * (self.group * self.dim + heads * 16) * 4
-        wide = 2 * _THREADS // self.dim
+        walk += self.value_steps * 128 + self.level_bytes + self.dim * 2 + (2 * self.warps + 2) * 8
+        walk += 2 * self.warps * (self.stage_bytes + lots * 32)
+        merge = self.warps * (self.group * self.dim + heads * 16) * 4
+        wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
@@ -79,6 +92,7 @@ class TileShape:
         return (
             ("D", self.dim),
             ("G", self.group),
+            ("NW", self.warps),
             ("KS", self.key_steps),
             ("VS", self.value_steps),
             ("QTYPE", element),
@@ -172,7 +186,7 @@ class TileDecoder:
         s = self.shape
         grid = (s.batch, s.kv_heads, self.parts)
         tensors = arguments(query, pool, tables, turns, rows, counters, self.scratch, received, out)
-        launch(self._kernel, grid, _THREADS, self._numbers, tensors, self.shared)
+        launch(self._kernel, grid, s.threads, self._numbers, tensors, self.shared)
         return out
 
 

@@ -56,19 +56,22 @@ __device__ __forceinline__ void wide_levels(u32 (&a)[4], const Parts& p, const u
 }
 
 // a step of keys: rows are tokens g and g + 8, columns the slots of quad t
-__device__ __forceinline__ void key_step(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, bool wide, int lane) {
+__device__ __forceinline__ void wide_keys(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
   const uint4 d = descriptors[lane % 4];
-  if (wide) wide_levels<false>(a, wide_parts(rec, d, lane / 4), levels, d);
-  else {
-    const uint4 table = *(const uint4*)(levels + (d.z & 0xFFFFu));
-    narrow_levels(a, narrow_parts(rec, d, lane / 4), table, table);
-  }
+  wide_levels<false>(a, wide_parts(rec, d, lane / 4), levels, d);
+}
+__device__ __forceinline__ void narrow_keys(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
+  const uint4 d = descriptors[lane % 4], table = *(const uint4*)(levels + (d.z & 0xFFFFu));
+  narrow_levels(a, narrow_parts(rec, d, lane / 4), table, table);
 }
 // a step of values: rows are the channels of pair g, columns tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9
-__device__ __forceinline__ void value_step(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, bool wide, int lane) {
+__device__ __forceinline__ void wide_values(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
   const uint4 d = descriptors[lane / 4];
-  if (wide) wide_levels<true>(a, wide_parts(rec, d, lane % 4), levels, d);
-  else narrow_levels(a, narrow_parts(rec, d, lane % 4), *(const uint4*)(levels + (d.z & 0xFFFFu)), *(const uint4*)(levels + (d.z >> 16)));
+  wide_levels<true>(a, wide_parts(rec, d, lane % 4), levels, d);
+}
+__device__ __forceinline__ void narrow_values(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
+  const uint4 d = descriptors[lane / 4];
+  narrow_levels(a, narrow_parts(rec, d, lane % 4), *(const uint4*)(levels + (d.z & 0xFFFFu)), *(const uint4*)(levels + (d.z >> 16)));
 }
 
 // a token scale of eight bits, as core/scales.py rounds it

@@ -1,15 +1,14 @@
 // Decode attention over tiles with classes, for Hopper: one query of every sequence over sinks, tiles and window.
 //
-// A program of four warps has one class of one kv head of one sequence, and a stretch of `chunk` tiles. Its warps walk four neighbouring tiles at
-// a time, a tile each, whose records come by bulk copies; codes become float16 levels in registers, are multiplied with the class's matrix of keys
-// in shared memory (wgmma: the warps' 64 tokens at once), rotated by the places of their tokens, met by queries that are turned back to the start
+// A program of NW warps, four or eight, has one class of one kv head of one sequence, and a stretch of `chunk` tiles. Its warps walk neighbouring
+// tiles, a tile each, whose records come by bulk copies; codes become float16 levels in registers, are multiplied with the class's matrix of keys
+// in shared memory (wgmma: 64 tokens of four warps at once), rotated by the places of their tokens, met by queries that are turned back to the start
 // of the tile, and the levels of values are summed by softmax weights. Lengths and the pages of tiles are read on the device: programs beyond a
 // sequence end at once, so that batches may be ragged.
 //
 // D head dim, G query heads of a kv head, KS and VS most steps of 16 slots of keys and values, BIAS where keys have one.
 
-#define NW 4
-#define THREADS 128
+#define THREADS (NW * 32)
 #define HT ((G + 7) / 8)      // tiles of 8 query heads
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
 #define STEP_BYTES (D * 32)   // of the key matrix: sixteen slots
@@ -54,13 +53,16 @@ struct Sums { float o[HT][VS > 0 ? VS : 1][4], reference[HT][2], weight[HT][2]; 
 __device__ __forceinline__ void scores_of(float (&sc)[HT][4], const u32 (&sum)[4 * LOTS], const Walk& w, const u8* rec,
                                           const uint2 (&turned)[HT][LOTS], int lane) {
   const int g = lane / 4, t = lane % 4;
+  float odd[HT][4];  // of every second lot: a chain of half the length
   const uint2 *turn0 = w.turns + rec[g] * TURN_ROW + t, *turn1 = w.turns + rec[g + 8] * TURN_ROW + t;
   const float scale0 = token_scale(rec[16 + g]), scale1 = token_scale(rec[24 + g]);
 #if BIAS
   const u32 each0 = pack2(scale0, scale0), each1 = pack2(scale1, scale1);
 #endif
 #pragma unroll
-  for (int ht = 0; ht < HT; ht++) { sc[ht][0] = 0.f; sc[ht][1] = 0.f; sc[ht][2] = 0.f; sc[ht][3] = 0.f; }
+  for (int ht = 0; ht < HT; ht++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) { sc[ht][e] = 0.f; odd[ht][e] = 0.f; }
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
     u32 low0 = sum[4 * j], low1 = sum[4 * j + 1], high0 = sum[4 * j + 2], high1 = sum[4 * j + 3];
@@ -72,8 +74,12 @@ __device__ __forceinline__ void scores_of(float (&sc)[HT][4], const u32 (&sum)[4
     const u32 f0 = fma2(neg2(high0), c0.y, mul2(low0, c0.x)), f2 = fma2(high0, c0.x, mul2(low0, c0.y));
     const u32 f1 = fma2(neg2(high1), c1.y, mul2(low1, c1.x)), f3 = fma2(high1, c1.x, mul2(low1, c1.y));
 #pragma unroll
-    for (int ht = 0; ht < HT; ht++) hmma(sc[ht], f0, f1, f2, f3, turned[ht][j].x, turned[ht][j].y);
+    for (int ht = 0; ht < HT; ht++) hmma(j % 2 ? odd[ht] : sc[ht], f0, f1, f2, f3, turned[ht][j].x, turned[ht][j].y);
   }
+#pragma unroll
+  for (int ht = 0; ht < HT; ht++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) sc[ht][e] += odd[ht][e];
 #if !BIAS
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) { sc[ht][0] *= scale0; sc[ht][1] *= scale0; sc[ht][2] *= scale1; sc[ht][3] *= scale1; }
@@ -121,9 +127,19 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
   if (KS > 0) {
     u32 a[KS > 0 ? KS : 1][4];
 #pragma unroll
-    for (int i = 0; i < KS; i++) {
-      a[i][0] = 0u; a[i][1] = 0u; a[i][2] = 0u; a[i][3] = 0u;
-      if (i < c.key_steps && valid) key_step(a[i], rec, w.key_descriptors + 4 * i, w.levels, i < c.wide_keys, lane);
+    for (int i = 0; i < KS; i++) { a[i][0] = 0u; a[i][1] = 0u; a[i][2] = 0u; a[i][3] = 0u; }
+    // two steps between branches, so that the loads of one hide those of the other
+#pragma unroll
+    for (int i = 0; i < KS; i += 2) {
+      if (i >= c.key_steps || !valid) break;
+      const uint4* d = w.key_descriptors + 4 * i;
+      if (i < c.wide_keys) {
+        wide_keys(a[i], rec, d, w.levels, lane);
+        if (i + 1 < KS) wide_keys(a[i + 1 < KS ? i + 1 : i], rec, d + 4, w.levels, lane);
+      } else {
+        narrow_keys(a[i], rec, d, w.levels, lane);
+        if (i + 1 < KS) narrow_keys(a[i + 1 < KS ? i + 1 : i], rec, d + 4, w.levels, lane);
+      }
     }
     multiply(sum, a, w.matrix, c.key_steps);
   }
@@ -133,16 +149,25 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
   u32 b[HT][2];
   weigh(b, sc, s, rec, lane);
 #pragma unroll
-  for (int i = 0; i < VS; i++) {
+  for (int i = 0; i < VS; i += 2) {
     if (i >= c.value_steps) break;
-    u32 a[4];
-    value_step(a, rec, w.value_descriptors + 8 * i, w.levels, i < c.wide_values, lane);
+    u32 a[2][4];
+    const uint4* d = w.value_descriptors + 8 * i;
+    if (i < c.wide_values) {
+      wide_values(a[0], rec, d, w.levels, lane);
+      if (i + 1 < VS) wide_values(a[1], rec, d + 8, w.levels, lane);
+    } else {
+      narrow_values(a[0], rec, d, w.levels, lane);
+      if (i + 1 < VS) narrow_values(a[1], rec, d + 8, w.levels, lane);
+    }
 #pragma unroll
-    for (int ht = 0; ht < HT; ht++) hmma(s.o[ht][i], a[0], a[1], a[2], a[3], b[ht][0], b[ht][1]);
+    for (int n = 0; n < 2 && i + n < VS; n++)
+#pragma unroll
+      for (int ht = 0; ht < HT; ht++) hmma(s.o[ht][i + n], a[n][0], a[n][1], a[n][2], a[n][3], b[ht][0], b[ht][1]);
   }
 }
 
-// grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 128 threads
+// grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* key_descriptors,
              const uint4* value_descriptors, const u8* levels, const uint4* matrices, const int* channels, const float* pair_scale,
@@ -177,13 +202,15 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][2], and one of the tables; then one for alignment
   u8* stages = (u8*)(barriers + 2 * NW + 2);
   const u32 tables_here = address(barriers + 2 * NW), mine = address(barriers + 2 * warp);
-  u8* stage = stages + warp * 2 * s.stage_bytes;
-  const int bytes = c.blocks * c.size;
-  // one lane: the records of the class in tile n on their way to one of two places
+  const int bytes = c.blocks * c.size, stage_size = s.stage_bytes + LOTS * 32;
+  u8* stage = stages + warp * 2 * stage_size;
+  // one lane: the turn of tile n's start and its records of the class on their way to one of two places
   const auto fetch = [&](int n, int place) {
     if (n >= to) return;
-    expect(mine + 8 * place, bytes);
-    bulk(address(stage + place * s.stage_bytes), pool + (long long)pages[b * s.max_tiles + n] * s.tile_bytes + c.start, bytes, mine + 8 * place);
+    const u32 there = address(stage + place * stage_size);
+    expect(mine + 8 * place, LOTS * 32 + bytes);
+    bulk(there, start_turns + (long long)n * (LOTS * 4), LOTS * 32, mine + 8 * place);
+    bulk(there + LOTS * 32, pool + (long long)pages[b * s.max_tiles + n] * s.tile_bytes + c.start, bytes, mine + 8 * place);
   };
   if (lane == 0) {
     make_barrier(mine, 1); make_barrier(mine + 8, 1);
@@ -191,12 +218,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     share_with_tensor_cores();
     fetch(from + warp, 0); fetch(from + warp + NW, 1);
     if (threadIdx.x == 0) {
-      expect(tables_here, c.key_steps * (STEP_BYTES + 64) + c.value_steps * 128 + 64 * TURN_ROW * 8 + s.level_bytes);
-      if (c.key_steps) {
-        bulk(address(smem), matrices + (long long)which * KS * (STEP_BYTES / 16), c.key_steps * STEP_BYTES, tables_here);
-        bulk(address(of_keys), key_descriptors + which * KS * 4, c.key_steps * 64, tables_here);
-      }
-      if (c.value_steps) bulk(address(of_values), value_descriptors + which * VS * 8, c.value_steps * 128, tables_here);
+      expect(tables_here, c.key_steps * STEP_BYTES + KS * 64 + VS * 128 + 64 * TURN_ROW * 8 + s.level_bytes);
+      if (c.key_steps) bulk(address(smem), matrices + (long long)which * KS * (STEP_BYTES / 16), c.key_steps * STEP_BYTES, tables_here);
+      if (KS > 0) bulk(address(of_keys), key_descriptors + which * KS * 4, KS * 64, tables_here);
+      if (VS > 0) bulk(address(of_values), value_descriptors + which * VS * 8, VS * 128, tables_here);
       bulk(address(turns), place_turns, 64 * TURN_ROW * 8, tables_here);
       bulk(address(tables), levels, s.level_bytes, tables_here);
     }
@@ -226,8 +251,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int base = from; base < to; base += NW, round++) {
     const int tile = base + warp, place = round & 1;
     const bool valid = tile < to;
+    const u8* here = stage + place * stage_size;
+    if (valid) arrived(mine + 8 * place, round >> 1 & 1);
     uint2 turned[HT][LOTS];
-    const uint2* start = start_turns + (long long)min(tile, to - 1) * (LOTS * 4) + t;
+    const uint2* start = (const uint2*)here + t;
 #pragma unroll
     for (int j = 0; j < LOTS; j++) {
       const uint2 turn = start[4 * j];
@@ -237,8 +264,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
         turned[ht][j] = make_uint2(fma2(x.y, turn.y, mul2(x.x, turn.x)), fma2(neg2(x.x), turn.y, mul2(x.y, turn.x)));
       }
     }
-    if (valid) arrived(mine + 8 * place, round >> 1 & 1);
-    for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, stage + place * s.stage_bytes + i * c.size, turned, valid, lane);
+    for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + LOTS * 32 + i * c.size, turned, valid, lane);
     __syncwarp();
     if (lane == 0) fetch(tile + 2 * NW, place);
   }

@@ -158,10 +158,14 @@ class TileStore:
 
     def snapshot(self) -> TileStore:
         """A store in the same state, which stays as it is whatever this one does; this one writes down its steps."""
-        new = TileStore(self.layer, self.window, self.batch, self.exact.ring_keys.dtype)
+        new = self.alike()
         new.adopt(self, range(self.batch))
         self.received.taken = []
         return new
+
+    def alike(self) -> TileStore:
+        """An empty store of the same form and batch."""
+        return TileStore(self.layer, self.window, self.batch, self.exact.ring_keys.dtype)
 
     def fits(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
         """Whether ``tensors``, of a file, can be the contents of such a store with ``tokens`` tokens."""

@@ -1,4 +1,4 @@
-// Enough of CUDA to run a kernel of one warpgroup a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
+// Enough of CUDA to run a kernel of one or two warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
 // Programs run one after another. Half precision is _Float16; products add in float32 and, of warpgroups, round to half a step at a time.
 
 #include <ucontext.h>
@@ -30,7 +30,7 @@ struct float4 { float x, y, z, w; };
 struct Dim { int x, y, z; };
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 
-static const int LANES = 128, SHARED = 232448;
+static const int LANES = 32 * NW, SHARED = 232448;
 alignas(128) static u8 smem[SHARED];
 static Dim blockIdx, gridDim;
 struct Fiber { ucontext_t context; Dim tid; bool done; };
