@@ -16,7 +16,7 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns
-from aatc_cli.runtime.kernels.decode_tiles import TileCounters, TileDecoder, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 # tiles that are coded; a pool repeats them, so that codes of every page are those of a tile
@@ -93,7 +93,7 @@ class TileBench:
 
         def call() -> int:
             for pool in given.pools:
-                decoder(given.query, pool, self.tables, turns, given.rows, given.counters, received, out)
+                decoder(TileCall(given.query, pool, self.tables, turns, given.rows, given.counters, received), out)
             return len(given.pools)
 
         call()

@@ -31,7 +31,9 @@ def synthetic_codecs(geometry: Geometry, bits: float, device: torch.device, seed
     return _codecs(geometry, low, device, seed)
 
 
-def synthetic_tiles(codecs: dict[Side, TileCodec], tiles: RecordTiles, count: int, generator: torch.Generator) -> Tensor:
+def synthetic_tiles(
+    codecs: dict[Side, TileCodec], tiles: RecordTiles, count: int, generator: torch.Generator
+) -> Tensor:
     """Tiles of random tokens, ranked at random: uint8 [count, tile_bytes]."""
     device = generator.device
     orders, channels = tiles.rule.orders(tiles.heads), int(codecs["k"].bits.shape[1])
@@ -58,6 +60,8 @@ def _codecs(geometry: Geometry, level: float, device: torch.device, seed: int) -
         energy = torch.exp2(2 * fall).repeat(heads)
         variance = energy / energy.mean()
         ones = torch.ones_like(variance)
-        codec = TransformCodec(matrix, matrix.mT.contiguous(), ones, bits[0], variance, "lloyd", scale_bits=8, restored=0.5)
+        codec = TransformCodec(
+            matrix, matrix.mT.contiguous(), ones, bits[0], variance, "lloyd", scale_bits=8, restored=0.5
+        )
         found[side] = TileCodec(codec, bits, RULE).to(device, torch.float32)
     return found

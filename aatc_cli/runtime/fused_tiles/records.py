@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.scales import pack_scales, unpack_scales
+from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_classes import TileRule, rows_of
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import SidePacking
@@ -124,6 +125,16 @@ class RecordTiles:
         classes = torch.zeros_like(rows).scatter_(-1, rows, rule.class_of_rank(data.device).expand_as(rows))
         latents = {side: self.sides[side].decoded(self._by_class(codes[side], alpha[side]), rows) for side in SIDES}
         return latents, classes[..., : rule.orders(self.heads), :]
+
+    def bytes_by_cause(self, packed: TileBytes) -> TileBytes:
+        """Of one tile, by cause: codes as in ``packed`` tiles, the rest as records hold it."""
+        count = sum(
+            quota // ROWS * (record.nbytes > 0)
+            for row in self.records
+            for record, quota in zip(row, self.rule.quotas, strict=True)
+        )
+        padding = self.nbytes - packed.codes_keys - packed.codes_values - _HEADER * count
+        return TileBytes(packed.codes_keys, packed.codes_values, padding, 2.0 * ROWS * count, 1.0 * ROWS * count)
 
     def _by_class(self, codes: Tensor, alpha: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Codes [..., t, heads, E] and scales [..., t, heads] in the order of the classes, cut into them."""

@@ -55,7 +55,9 @@ def _one(layer: TileLayer, data: Tensor, given: TileQuery, row: int) -> tuple[Te
     keys = torch.cat((far_keys, _by_head(given.keys[row, place], heads)), 1)
     values = torch.cat((far_values, _by_head(given.values[row, place], heads)), 1)
     index = torch.cat((given.sinks + torch.arange(packed, device=near.device), near))
-    angle = (index - given.sinks + given.first).to(torch.float64)[:, None] * given.frequencies.to(torch.float64).repeat(2)
+    angle = (index - given.sinks + given.first).to(torch.float64)[:, None] * given.frequencies.to(torch.float64).repeat(
+        2
+    )
     keys = apply_rope(keys[None], angle.cos()[None], angle.sin()[None])[0]
     query = given.query[row].to(torch.float64).unflatten(0, (heads, -1))
     scores = query @ keys.mT * given.scaling

@@ -11,7 +11,7 @@ from aatc_cli.config import Window
 from aatc_cli.runtime.fused_tiles.buffers import PooledTiles
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns
-from aatc_cli.runtime.kernels.decode_tiles import TileCounters, TileDecoder, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 
@@ -81,7 +81,8 @@ class FusedTilesShared:
             self._decoders[shape] = TileDecoder(shape, self.form.dtype, query.device)
         counters = TileCounters(self.tokens, self.tiles, pages.pages)
         out = torch.empty_like(query)
-        return self._decoders[shape](query, pages.data, tables, turns, rows, counters, paid, out)
+        call = TileCall(query, pages.data, tables, turns, rows, counters, paid)
+        return self._decoders[shape](call, out)
 
     def _shape(self, tables: TileTables, capacity: int, layer: TileLayer, scaling: float) -> TileShape:
         form, rule = self.form, layer.rule

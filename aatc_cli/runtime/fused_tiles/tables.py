@@ -60,57 +60,28 @@ class TileTables:
 
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so.
         """
-        heads, size = tiles.heads, tiles.size
-        records = [record for row in tiles.records for record in row]
-        steps = {side: max(_steps(record, side)[0] for record in records) for side in SIDES}
-        levels = _Levels({side: codecs[side].codec for side in SIDES})
-        found: dict[str, list[Tensor]] = {name: [] for name in ("k", "v", "matrix", "channels", "scale", "bias")}
-        facts = []
-        spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
-        decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
-        index = torch.arange(size) if order is None else order.cpu()
-        bias = torch.zeros(heads, size, dtype=torch.float64)
-        if biases["k"] is not None:
-            bias = biases["k"].to(torch.float64).cpu().view(heads, size)
-        for place, record in enumerate(records):
-            head, k = divmod(place, tiles.rule.classes)
-            mine = slice(head * size, (head + 1) * size)
-            blocks = tiles.rule.quotas[k] // ROWS
-            counts = [_steps(record, side) for side in SIDES]
-            shape = (tiles.starts[head][k], record.nbytes, blocks)
-            facts.append([*shape, counts[0][0], counts[1][0], counts[0][1], counts[1][1], 0])
-            widths = {side: codecs[side].bits[k, mine].tolist() for side in SIDES}
-            for side in SIDES:
-                found[side].append(_descriptors(record, side, widths[side], steps[side], levels))
-            rows = (spread["k"][mine, None] * decode["k"][head])[:, index]
-            coded = torch.tensor(widths["k"]) > 0
-            scale = _pair_scale(rows[coded], size)
-            slots = torch.tensor(slot_channels(record.entities["k"], "k") + [-1] * ROWS * steps["k"])
-            whole = torch.cat((rows / scale.repeat(2), torch.zeros(1, size)))[slots[: ROWS * steps["k"]]]
-            found["matrix"].append(_columns(whole, size))
-            found["scale"].append(scale)
-            found["bias"].append(bias[head, index] / scale.repeat(2))
-            channels = slot_channels(record.entities["v"], "v") + [-1] * ROWS * steps["v"]
-            found["channels"].append(torch.tensor(channels[: ROWS * steps["v"]], dtype=torch.int32))
-        device, lead = codecs["k"].codec.encode.device, (heads, tiles.rule.classes)
-        whole_of = {name: torch.stack(parts).unflatten(0, lead) for name, parts in found.items()}
-        out = spread["v"].view(heads, size, 1) * decode["v"]
+        made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
+        heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
+        parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
+        whole = [torch.stack(part).unflatten(0, (heads, classes)) for part in zip(*parts, strict=True)]
+        facts, keys, values, matrices, channels, scale, bias = whole
+        device = codecs["k"].codec.encode.device
+        out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
         value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
-        stage = max(tiles.rule.quotas[place % lead[1]] // ROWS * record.nbytes for place, record in enumerate(records))
         return cls(
-            torch.tensor(facts, dtype=torch.int32).view(*lead, 8).to(device),
-            whole_of["k"].to(device),
-            whole_of["v"].to(device),
-            levels.tensor().to(device),
-            whole_of["matrix"].to(device, torch.float16),
-            whole_of["channels"].to(device),
-            whole_of["scale"].to(device, torch.float32),
-            whole_of["bias"].to(device, torch.float16),
+            facts.to(device),
+            keys.to(device),
+            values.to(device),
+            made.levels.tensor().to(device),
+            matrices.to(device, torch.float16),
+            channels.to(device),
+            scale.to(device, torch.float32),
+            bias.to(device, torch.float16),
             out.to(device, torch.float16),
             value_bias.to(device, torch.float32).contiguous(),
             biases["k"] is not None,
             tiles.nbytes,
-            max(stage, _ALIGNMENT),
+            max(_ALIGNMENT, int((facts[..., 1] * facts[..., 2]).max())),
         )
 
     @property
@@ -122,6 +93,47 @@ class TileTables:
     def value_steps(self) -> int:
         """Most steps of values of any class."""
         return int(self.value_descriptors.shape[2])
+
+
+class _Made:
+    """Makes the tables of one class after another, on the host; levels are common to all of them."""
+
+    def __init__(
+        self, codecs: Mapping[Side, TileCodec], tiles: RecordTiles, bias: Tensor | None, order: Tensor
+    ) -> None:
+        self.codecs, self.tiles, self.order = codecs, tiles, order
+        self.levels = _Levels({side: codecs[side].codec for side in SIDES})
+        self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
+        self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
+        none = torch.zeros(tiles.heads * tiles.size)
+        self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
+        records = [record for row in tiles.records for record in row]
+        self.most = {side: max(_steps(record, side)[0] for record in records) for side in SIDES}
+
+    def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
+        """Facts, descriptors of keys and values, matrix, channels, pair scale and key bias of class k of a head."""
+        size, record = self.tiles.size, self.tiles.records[head][k]
+        mine = slice(head * size, (head + 1) * size)
+        widths = {side: self.codecs[side].bits[k, mine].tolist() for side in SIDES}
+        rows = (self.spread["k"][mine, None] * self.decode["k"][head])[:, self.order]
+        scale = _pair_scale(rows[torch.tensor(widths["k"]) > 0], size)
+        slots = {side: self._slots(record, side) for side in SIDES}
+        by_slot = torch.cat((rows / scale.repeat(2), torch.zeros(1, size)))[slots["k"]]
+        keys, values = _steps(record, "k"), _steps(record, "v")
+        shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
+        return (
+            torch.tensor([*shape, keys[0], values[0], keys[1], values[1], 0], dtype=torch.int32),
+            *(_descriptors(record, side, widths[side], self.most[side], self.levels) for side in SIDES),
+            _columns(by_slot, size),
+            slots["v"].to(torch.int32),
+            scale,
+            self.bias[head, self.order] / scale.repeat(2),
+        )
+
+    def _slots(self, record: Record, side: Side) -> Tensor:
+        """Channels of the slots of as many steps as any class has, -1 where there is none."""
+        count = ROWS * self.most[side]
+        return torch.tensor((slot_channels(record.entities[side], side) + [-1] * count)[:count], dtype=torch.int64)
 
 
 class _Levels:

@@ -154,6 +154,35 @@ class TileCounters:
     pages: Tensor
 
 
+@dataclass(frozen=True)
+class TileCall:
+    """What a call is given: rotated queries [B, Hq, D], a pool uint8 [pages, tile_bytes], and what is known of both.
+
+    tables: of the layer (`fused_tiles.tables.TileTables`); rows: exact keys before RoPE and values [B, slots, H D];
+    received float32 [B, H, slots] is added to. Dimensions of queries and keys lie as pairs (i, i + D / 2).
+    """
+
+    query: Tensor
+    pool: Tensor
+    tables: Any
+    turns: TileTurns
+    rows: tuple[Tensor, Tensor]
+    counters: TileCounters
+    received: Tensor
+
+    def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a launch in the order of the kernel's signature."""
+        t, turns = self.tables, self.turns
+        static = t.classes, t.key_descriptors, t.value_descriptors, t.levels, t.matrices, t.channels, t.pair_scale
+        angles = turns.place_turns, turns.start_turns, turns.start_angles, turns.place_angles
+        lengths = self.counters.tokens, self.counters.tiles
+        buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores
+        return (
+            *(self.query, self.pool, self.counters.pages, *static, t.key_bias, *angles, *self.rows, *lengths),
+            *(t.decode, t.value_bias, *buffers, self.received, out),
+        )
+
+
 class TileDecoder:
     """Decode attention of layers of one shape; buffers are reused from call to call."""
 
@@ -167,66 +196,9 @@ class TileDecoder:
         self._kernel.max_dynamic_shared_size_bytes = self.shared
         self._numbers = shape.numbers(self.chunk)
 
-    def __call__(
-        self,
-        query: Tensor,
-        pool: Tensor,
-        tables: Any,
-        turns: TileTurns,
-        rows: tuple[Tensor, Tensor],
-        counters: TileCounters,
-        received: Tensor,
-        out: Tensor,
-    ) -> Tensor:
-        """Attention of one rotated query per sequence, [B, Hq, D] -> ``out`` [B, Hq, D].
-
-        pool uint8 [pages, tile_bytes]; rows: exact keys before RoPE and values [B, slots, H D]; received float32
-        [B, H, slots] is added to. Dimensions of queries and keys lie as pairs (i, i + D / 2).
-        """
+    def __call__(self, call: TileCall, out: Tensor) -> Tensor:
+        """Attention of one rotated query per sequence -> ``out`` [B, Hq, D]."""
         s = self.shape
-        grid = (s.batch, s.kv_heads, self.parts)
-        tensors = arguments(query, pool, tables, turns, rows, counters, self.scratch, received, out)
-        launch(self._kernel, grid, s.threads, self._numbers, tensors, self.shared)
+        tensors = call.arguments(self.scratch, out)
+        launch(self._kernel, (s.batch, s.kv_heads, self.parts), s.threads, self._numbers, tensors, self.shared)
         return out
-
-
-def arguments(
-    query: Tensor,
-    pool: Tensor,
-    tables: Any,
-    turns: TileTurns,
-    rows: tuple[Tensor, Tensor],
-    counters: TileCounters,
-    scratch: TileScratch,
-    received: Tensor,
-    out: Tensor,
-) -> tuple[Tensor, ...]:
-    """The tensors of a launch in the order of the kernel's signature."""
-    return (
-        query,
-        pool,
-        counters.pages,
-        tables.classes,
-        tables.key_descriptors,
-        tables.value_descriptors,
-        tables.levels,
-        tables.matrices,
-        tables.channels,
-        tables.pair_scale,
-        tables.key_bias,
-        turns.place_turns,
-        turns.start_turns,
-        turns.start_angles,
-        turns.place_angles,
-        *rows,
-        counters.tokens,
-        counters.tiles,
-        tables.decode,
-        tables.value_bias,
-        scratch.arrivals,
-        scratch.part,
-        scratch.stat,
-        scratch.scores,
-        received,
-        out,
-    )

@@ -15,7 +15,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, geometry_of
-from aatc_cli.runtime.fused_tiles.form import fused_tiles_spec
+from aatc_cli.runtime.fused_tiles.spec import fused_tiles_spec
 from aatc_cli.runtime.packed.form import codec_facts
 from aatc_cli.runtime.spec import CacheSpec, check_layers
 from aatc_cli.runtime.store import Coordinates, Kind, Store

@@ -7,24 +7,24 @@ import hashlib
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aatc_cli.runtime.kernels import launch
-from aatc_cli.runtime.kernels.decode_tiles import TileScratch, TileShape, arguments
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch, TileShape
 
 _SOURCES = Path(launch.__file__).parent
 _REPLACED = {"device.cuh", "wgmma16.cuh", "transfer_sm90.cuh"}
 _NUMBERS, _TENSORS = 13, 27
+_GIVEN = ", ".join([*(f"n[{i}]" for i in range(_NUMBERS)), "f", *(f"a[{i}]" for i in range(_TENSORS))])
 _ENTRY = f"""
 struct Any {{ void* p; template <class T> operator T*() const {{ return (T*)p; }} }};
 static const int* n; static float f; static Any a[{_TENSORS}];
-static void call() {{ attend_tiles({", ".join(f"n[{i}]" for i in range(_NUMBERS))}, f, {", ".join(f"a[{i}]" for i in range(_TENSORS))}); }}
-extern "C" void run(int x, int y, int z, const int* numbers, float scaling, void** tensors) {{
+static void call() {{ attend_tiles({_GIVEN}); }}
+extern "C" void run(int x, int y, int z, const int* numbers, float scaling, void** given) {{
   n = numbers; f = scaling;
-  for (int i = 0; i < {_TENSORS}; i++) a[i].p = tensors[i];
+  for (int i = 0; i < {_TENSORS}; i++) a[i].p = given[i];
   run_grid(x, y, z, call);
 }}
 """
@@ -53,15 +53,15 @@ def compiled(shape: TileShape, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(f"{name}.so")
 
 
-def attend(folder: Path, shape: TileShape, chunk: int, *given: Any) -> Tensor:
-    """What the kernel gives: arguments as of `decode_tiles.TileDecoder`, but for its output. -> [B, Hq, D]."""
-    query, pool, tables, turns, rows, counters, received = given
+def attend(folder: Path, shape: TileShape, chunk: int, call: TileCall) -> Tensor:
+    """What the kernel gives: [B, Hq, D]."""
+    query = call.query
     parts = shape.parts(chunk)
     assert shape.shared_bytes(parts) <= 232448
     scratch = TileScratch.of(shape, parts, query.device)
     scratch.part.fill_(torch.nan)
     out = torch.full_like(query, torch.nan)
-    tensors = arguments(query, pool, tables, turns, rows, counters, scratch, received, out)
+    tensors = call.arguments(scratch, out)
     assert len(tensors) == _TENSORS
     assert all(tensor.is_contiguous() for tensor in tensors)
     *whole, scaling = shape.numbers(chunk)

@@ -1,4 +1,4 @@
-"""The kernel of tiles with classes on a Hopper GPU: it is its twin, and a model's steps are those of the packed cache."""
+"""The kernel of tiles with classes on a Hopper GPU: as its twin, and in a model as the packed cache."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ WINDOW = Window(sinks=4, recent=128, flush=64)
         (2, 4, 128, [900], 4.5, 5e5),
     ],
 )
-def test_decode_is_its_twin(
-    kv_heads: int, group: int, dim: int, lengths: list[int], bits: float, theta: float
-) -> None:
+def test_decode_is_its_twin(kv_heads: int, group: int, dim: int, lengths: list[int], bits: float, theta: float) -> None:
     heads = kv_heads * group
     geometry = Geometry(layers=1, heads=heads, kv_heads=kv_heads, head_dim=dim, hidden_size=heads * dim)
     _, error = TileBench.of(geometry, WINDOW, bits, theta, lengths, torch.device("cuda")).measure(1)

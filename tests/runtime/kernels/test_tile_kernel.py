@@ -18,7 +18,7 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns
-from aatc_cli.runtime.kernels.decode_tiles import TileCounters, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 SINKS, RING = 4, 128
@@ -120,8 +120,8 @@ class Case:
         received = torch.zeros(shape.batch, shape.kv_heads, shape.slots)
         turns = TileTurns.of(query.frequencies, SINKS, shape.max_tiles, RING)
         rows = query.keys, query.values
-        given = query.query, self.pool, self.tables, turns, rows, self.counters, received
-        return attend(shape, chunk, *given), received
+        call = TileCall(query.query, self.pool, self.tables, turns, rows, self.counters, received)
+        return attend(shape, chunk, call), received
 
 
 @pytest.mark.parametrize("rule", [THREE, TileRule((32, 16, 16), "layer"), TileRule((64,)), TileRule((16, 16, 16, 16))])

@@ -18,7 +18,7 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.runtime.cache_file import load_cache, save_cache
-from aatc_cli.runtime.fused_tiles.form import pair_order
+from aatc_cli.runtime.fused_tiles.limits import pair_order
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.tiles.form import tiles_spec
 
