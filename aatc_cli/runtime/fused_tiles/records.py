@@ -22,7 +22,7 @@ from aatc_cli.core.tile_classes import TileRule, rows_of
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import SidePacking
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.fused_tiles.slots import ROWS, Entity, Part, arranged, entities_of, lanes_of, parts_of, restored
+from aatc_cli.runtime.fused_tiles.slots import ROWS, Part, Steps, arranged, lanes_of, parts_of, restored, steps_of
 
 _HEADER = 3 * ROWS
 _ALIGNMENT = 16
@@ -31,27 +31,27 @@ _WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @dataclass(frozen=True)
 class Record:
-    """The records of one head and class: entities of both sides, where their parts lie, and the bytes of one."""
+    """The records of one head and class: steps of both sides, where their parts lie, and the bytes of one."""
 
-    entities: dict[Side, list[Entity]]
+    steps: dict[Side, Steps]
     parts: dict[Side, list[Part]]
     nbytes: int
 
     @classmethod
     def of(cls, widths: Mapping[Side, Tensor]) -> Record:
         """From the widths [E] of the head's channels in the class; no bytes where nothing is kept."""
-        entities = {side: entities_of(widths[side].tolist(), side) for side in SIDES}
+        steps = {side: steps_of(widths[side].tolist(), side) for side in SIDES}
         at, parts = _HEADER, {side: list[Part]() for side in SIDES}
         for bits in (4, 2, 1):
             for side in SIDES:
                 size = lanes_of(side) * bits
-                for place, entity in enumerate(entities[side]):
+                for place, entity in enumerate(steps[side].entities):
                     for width, shift in parts_of(entity.width):
                         if width == bits:
                             parts[side].append(Part(bits, shift, place, at))
                             at += size
-        kept = any(entities.values())
-        return cls(entities, parts, at + -at % _ALIGNMENT if kept else 0)
+        kept = any(part.entities for part in steps.values())
+        return cls(steps, parts, at + -at % _ALIGNMENT if kept else 0)
 
 
 class RecordTiles:
@@ -147,9 +147,9 @@ def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, T
     blocks = [places.unflatten(-1, (-1, ROWS))]
     blocks += [pack_scales(coded[side][1]).unflatten(-1, (-1, ROWS)) for side in SIDES]
     lanes = {
-        side: arranged(coded[side][0].unflatten(-2, (-1, ROWS)), record.entities[side], side)
+        side: arranged(coded[side][0].unflatten(-2, (-1, ROWS)), record.steps[side].entities, side)
         for side in SIDES
-        if record.entities[side]
+        if record.steps[side].entities
     }
     for bits in (4, 2, 1):
         for side in SIDES:
@@ -167,7 +167,7 @@ def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, T
 
 def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
     """Codes [..., blocks, 16, E] of one side of records [..., blocks, nbytes]."""
-    entities = record.entities[side]
+    entities = record.steps[side].entities
     lanes = torch.zeros(*data.shape[:-1], len(entities), lanes_of(side), 2, 4, dtype=torch.int64, device=data.device)
     for bits in (4, 2, 1):
         parts = [part for part in record.parts[side] if part.bits == bits]

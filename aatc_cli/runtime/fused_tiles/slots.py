@@ -12,8 +12,10 @@ the codes of an entity are stored at one width, in parts of 4, 2 and 1 bits, eac
     part of 2 bits  16 bits a lane   row r, column i in bits 4 i + 2 r ..      of the next two
     part of 1 bit    8 bits a lane   row r, column i in bit 4 r + i            of the next
 
-A code of eight bits has two parts of four. Channels lie by falling width, so that entities mix widths only where one
-ends: a pair is stored at the larger of its widths, a quad of at most three bits is filled up with empty slots.
+A code of eight bits has two parts of four. What is stored at four bits is a sign in bit 3 and the place of a magnitude.
+Steps are wide (any widths, codes looked up one by one), then of four bits, then narrow (at most three), each kind in
+steps of its own, the last of them filled up. Channels lie by falling width, so that entities mix widths only where one
+ends: a pair is stored at the larger of its widths, a narrow quad is filled up with empty slots.
 """
 
 from __future__ import annotations
@@ -27,22 +29,36 @@ from torch import Tensor
 from aatc_cli.core import Side
 
 ROWS = 16
-NARROW = 3  # widths that one table of eight levels serves
+FOUR = 4
 # tokens of a row block by (lane, column) of values, and by (row, lane) of keys
 _COLUMN = (0, 1, 8, 9)
 
 
 @dataclass(frozen=True)
 class Entity:
-    """Slots that a lane reads together: channels, -1 for an empty slot, and the width they are stored at."""
+    """Slots that a lane reads together: channels, -1 for an empty slot, their widths, and the width they are stored at.
+
+    An entity of nothing but empty slots is stored at zero bits.
+    """
 
     channels: tuple[int, ...]
+    widths: tuple[int, ...]
     width: int
 
+
+@dataclass(frozen=True)
+class Steps:
+    """The entities of a side in their order, and how many steps are wide, of four bits, and narrow."""
+
+    entities: tuple[Entity, ...]
+    wide: int
+    four: int
+    narrow: int
+
     @property
-    def wide(self) -> bool:
-        """Whether its codes are looked up one by one."""
-        return self.width > NARROW
+    def count(self) -> int:
+        """Steps in all."""
+        return self.wide + self.four + self.narrow
 
 
 @dataclass(frozen=True)
@@ -55,18 +71,31 @@ class Part:
     at: int
 
 
-def entities_of(widths: Sequence[int], side: Side) -> list[Entity]:
-    """Quads of keys or pairs of values of one head and class, by falling width; ``widths`` of its channels [E]."""
+def steps_of(widths: Sequence[int], side: Side) -> Steps:
+    """Quads of keys or pairs of values of one head and class; ``widths`` of its channels [E]."""
     order = sorted((c for c in range(len(widths)) if widths[c]), key=lambda c: (-widths[c], c))
     if side == "v":
-        pairs = [order[i : i + 2] for i in range(0, len(order), 2)]
-        return [Entity(_filled(pair, 2), widths[pair[0]]) for pair in pairs]
-    wide = [c for c in order if widths[c] > NARROW]
-    quads = [wide[i : i + 4] for i in range(0, len(wide), 4)]
-    for width in range(NARROW, 0, -1):
-        mine = [c for c in order if widths[c] == width]
-        quads += [mine[i : i + 4] for i in range(0, len(mine), 4)]
-    return [Entity(_filled(quad, 4), widths[quad[0]]) for quad in quads]
+        groups = [order[i : i + 2] for i in range(0, len(order), 2)]
+    else:
+        above = [c for c in order if widths[c] > FOUR]
+        groups = [above[i : i + 4] for i in range(0, len(above), 4)]
+        for width in range(FOUR, 0, -1):
+            mine = [c for c in order if widths[c] == width]
+            groups += [mine[i : i + 4] for i in range(0, len(mine), 4)]
+    each, slots = per_step(side), 4 if side == "k" else 2
+    found = [_entity(group, widths, slots) for group in groups]
+    kinds = [
+        [entity for entity in found if entity.width > FOUR],
+        [entity for entity in found if entity.width == FOUR],
+        [entity for entity in found if entity.width < FOUR],
+    ]
+    # what is left of a wide step takes codes of four bits
+    room = -len(kinds[0]) % each
+    kinds[0], kinds[1] = kinds[0] + kinds[1][:room], kinds[1][room:]
+    none = Entity((-1,) * slots, (0,) * slots, 0)
+    whole = [kind + [none] * (-len(kind) % each) for kind in kinds]
+    counts = [len(kind) // each for kind in whole]
+    return Steps(tuple(entity for kind in whole for entity in kind), *counts)
 
 
 def per_step(side: Side) -> int:
@@ -92,24 +121,32 @@ def slot_channels(entities: Sequence[Entity], side: Side) -> list[int]:
     return found
 
 
-def code_index(code: Tensor, width: int) -> Tensor:
-    """Where the level of a code stands in the table of codes stored at ``width``: parts one behind another.
+def stored(codes: Tensor, widths: Tensor, at: Tensor) -> Tensor:
+    """What stands for ``codes`` of ``widths`` bits in entities stored at ``at`` bits, all of one shape.
 
-    Up to `NARROW` bits that is the two-bit part, then the bit; else bits 0 .. 3, the two-bit part in bits 4 and 5, the
-    bit in bit 6, or the second part of four bits in 4 .. 7.
+    At four bits a sign in bit 3 and the place of a magnitude, counted from zero outward; else the code itself.
     """
-    if width == 1:
-        return code << 2
-    if width <= NARROW or width in (4, 6, 7, 8):
-        return code
-    return (code & 15) | (code >> 4) << 6
+    half = (1 << widths) >> 1
+    signed = torch.where(codes >= half, codes - half, half - 1 - codes | 8)
+    return torch.where(at == FOUR, signed, codes)
 
 
-def wide_index(code: Tensor, width: int) -> Tensor:
-    """The same in a step where entities of more than `NARROW` bits lie beside narrower ones: those have no low part."""
-    if width > NARROW:
-        return code_index(code, width)
-    return code << 6 if width == 1 else (code & 3) << 4 | (code >> 2) << 6
+def unstored(words: Tensor, widths: Tensor, at: Tensor) -> Tensor:
+    """Inverse of `stored`."""
+    half = (1 << widths) >> 1
+    codes = torch.where(words & 8 > 0, half - 1 - (words & 7), half + (words & 7))
+    return torch.where(at == FOUR, codes, words)
+
+
+def wide_index(words: Tensor, width: int) -> Tensor:
+    """Where the level of what is stored at ``width`` bits stands in a table of a wide step.
+
+    Parts of four bits in bits 0 .. 3 and 4 .. 7, that of two in 4 and 5, the single bit in 6.
+    """
+    parts = parts_of(width)
+    if (4, 0) not in parts:
+        return (words & 3) << 4 | (words >> 2) << 6 if width > 1 else words << 6
+    return words if width != 5 else (words & 15) | (words >> 4) << 6
 
 
 def parts_of(width: int) -> list[tuple[int, int]]:
@@ -123,10 +160,10 @@ def parts_of(width: int) -> list[tuple[int, int]]:
 
 
 def arranged(codes: Tensor, entities: Sequence[Entity], side: Side) -> Tensor:
-    """Codes u [..., 16, E] of a row block as lanes have them: [..., entities, lanes, 2 rows, 4 columns]."""
+    """What is stored of codes u [..., 16, E] of a row block, by lanes: [..., entities, lanes, 2 rows, 4 columns]."""
     padded = torch.nn.functional.pad(codes, (0, 1))
     index = torch.tensor([entity.channels for entity in entities], dtype=torch.int64, device=codes.device)
-    found = padded[..., index.flatten()].unflatten(-1, index.shape)
+    found = stored(padded[..., index.flatten()].unflatten(-1, index.shape), *_widths(entities, codes.device))
     if side == "k":
         by_lane = found.unflatten(-3, (2, 8))  # [..., r, g, entities, i]
         return by_lane.movedim(-2, -4).transpose(-3, -2)
@@ -145,10 +182,20 @@ def restored(lanes: Tensor, entities: Sequence[Entity], side: Side, size: int) -
         places = torch.tensor([2 * t + c for t in range(4) for c in _COLUMN], device=lanes.device)
         tokens = torch.empty_like(by_lane)
         tokens[..., places, :, :] = by_lane
+    codes = unstored(tokens, *_widths(entities, lanes.device))
     found = torch.zeros(*tokens.shape[:-2], size + 1, dtype=lanes.dtype, device=lanes.device)
-    found[..., index] = tokens.flatten(-2)
+    found[..., index] = codes.flatten(-2)
     return found[..., :size]
 
 
-def _filled(channels: Sequence[int], count: int) -> tuple[int, ...]:
-    return (*channels, *[-1] * (count - len(channels)))
+def _entity(channels: Sequence[int], widths: Sequence[int], slots: int) -> Entity:
+    empty = [-1] * (slots - len(channels))
+    mine = [widths[c] for c in channels]
+    return Entity((*channels, *empty), (*mine, *[0] * len(empty)), max(mine))
+
+
+def _widths(entities: Sequence[Entity], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Widths of the slots of entities, and those they are stored at: int64 [entities, slots]."""
+    widths = torch.tensor([entity.widths for entity in entities], dtype=torch.int64, device=device)
+    at = torch.tensor([entity.width for entity in entities], dtype=torch.int64, device=device)
+    return widths, at[:, None].expand_as(widths)

@@ -17,7 +17,7 @@ from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
-from aatc_cli.runtime.fused_tiles.slots import ROWS, Entity, code_index, per_step, slot_channels, wide_index
+from aatc_cli.runtime.fused_tiles.slots import FOUR, ROWS, Entity, per_step, slot_channels, stored, wide_index
 
 _NO_PART = 0xFFFF
 _ALIGNMENT = 16
@@ -27,8 +27,9 @@ _ALIGNMENT = 16
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
 
-    classes int32 [H, N, 8]: start in a tile, bytes of a record, row blocks, steps of keys and of values, and how many
-    of them are wide. key_descriptors int32 [H, N, S, 4, 4], value_descriptors [H, N, S', 8, 4]; levels uint8; matrices
+    classes int32 [H, N, 16]: start in a tile, bytes of a record, row blocks, and of keys and values how many steps are
+    wide, wide or of four bits, and all, then which have single bits. key_descriptors int32 [H, N, S, 4, 4] and
+    value_descriptors [H, N, S', 8, 4] of wide steps, key_lanes and value_lanes [H, N, S, 32, 2] of others; levels uint8; matrices
     float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots; channels int32
     [H, N, 16 S']; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16 [H, D, D];
     value_bias float32 [H, D].
@@ -37,6 +38,8 @@ class TileTables:
     classes: Tensor
     key_descriptors: Tensor
     value_descriptors: Tensor
+    key_lanes: Tensor
+    value_lanes: Tensor
     levels: Tensor
     matrices: Tensor
     channels: Tensor
@@ -64,7 +67,7 @@ class TileTables:
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
         whole = [torch.stack(part).unflatten(0, (heads, classes)) for part in zip(*parts, strict=True)]
-        facts, keys, values, matrices, channels, scale, bias = whole
+        facts, keys, values, key_lanes, value_lanes, matrices, channels, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
         value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
@@ -72,6 +75,8 @@ class TileTables:
             facts.to(device),
             keys.to(device),
             values.to(device),
+            key_lanes.to(device),
+            value_lanes.to(device),
             made.levels.tensor().to(device),
             matrices.to(device, torch.float16),
             channels.to(device),
@@ -108,22 +113,21 @@ class _Made:
         none = torch.zeros(tiles.heads * tiles.size)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         records = [record for row in tiles.records for record in row]
-        self.most = {side: max(_steps(record, side)[0] for record in records) for side in SIDES}
+        self.most = {side: max(record.steps[side].count for record in records) for side in SIDES}
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
-        """Facts, descriptors of keys and values, matrix, channels, pair scale and key bias of class k of a head."""
+        """Facts, descriptors and words of lanes of both sides, matrix, channels, pair scale and key bias of class k of a head."""
         size, record = self.tiles.size, self.tiles.records[head][k]
         mine = slice(head * size, (head + 1) * size)
-        widths = {side: self.codecs[side].bits[k, mine].tolist() for side in SIDES}
         rows = (self.spread["k"][mine, None] * self.decode["k"][head])[:, self.order]
-        scale = _pair_scale(rows[torch.tensor(widths["k"]) > 0], size)
+        scale = _pair_scale(rows[self.codecs["k"].bits[k, mine].cpu() > 0], size)
         slots = {side: self._slots(record, side) for side in SIDES}
         by_slot = torch.cat((rows / scale.repeat(2), torch.zeros(1, size)))[slots["k"]]
-        keys, values = _steps(record, "k"), _steps(record, "v")
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
         return (
-            torch.tensor([*shape, keys[0], values[0], keys[1], values[1], 0], dtype=torch.int32),
-            *(_descriptors(record, side, widths[side], self.most[side], self.levels) for side in SIDES),
+            torch.tensor([*shape, *_facts(record), *[0] * 5], dtype=torch.int32),
+            *(_descriptors(record, side, self.most[side], self.levels) for side in SIDES),
+            *(_lane_words(record, side, self.most[side], self.levels) for side in SIDES),
             _columns(by_slot, size),
             slots["v"].to(torch.int32),
             scale,
@@ -133,11 +137,13 @@ class _Made:
     def _slots(self, record: Record, side: Side) -> Tensor:
         """Channels of the slots of as many steps as any class has, -1 where there is none."""
         count = ROWS * self.most[side]
-        return torch.tensor((slot_channels(record.entities[side], side) + [-1] * count)[:count], dtype=torch.int64)
+        return torch.tensor(
+            (slot_channels(record.steps[side].entities, side) + [-1] * count)[:count], dtype=torch.int64
+        )
 
 
 class _Levels:
-    """Tables of levels by side, code width and the width a code is stored at; what is equal lies once."""
+    """Tables of levels by side, code width, width a code is stored at and kind of step; what is equal lies once."""
 
     def __init__(self, codecs: Mapping[Side, TransformCodec]) -> None:
         self.codecs = codecs
@@ -146,19 +152,15 @@ class _Levels:
         self.size = _ALIGNMENT
         self.places: dict[tuple[Side, int, int, bool], int] = {}
 
-    def place(self, side: Side, width: int, stored: int, wide: bool) -> int:
-        """Byte at which the table of codes of ``width`` bits stored at ``stored`` begins, of a wide step or another."""
+    def place(self, side: Side, width: int, at: int, wide: bool) -> int:
+        """Byte at which the table of codes of ``width`` bits stored at ``at`` bits begins, of a wide step or another."""
         if not width:
             return 0
-        key = (side, width, stored, wide)
+        key = (side, width, at, wide)
         if key not in self.places:
             self.places[key] = self.size
-            index = (wide_index if wide else code_index)(torch.arange(2**width), stored)
-            table = torch.zeros(max(8, int(index.max()) + 1), dtype=torch.float16)
-            table[index] = _values(self.codecs[side], width).to(torch.float16)
-            raw = table.view(torch.uint8)
-            # low bytes and then high ones, where a byte is picked at a time
-            raw = raw if wide else raw.view(8, 2).T.flatten()
+            levels = _values(self.codecs[side], width).to(torch.float16)
+            raw = _wide_table(levels, width, at) if wide else _small_table(levels, width, at)
             self.data.append(torch.nn.functional.pad(raw, (0, -raw.numel() % _ALIGNMENT)))
             self.size += self.data[-1].numel()
         return self.places[key]
@@ -168,6 +170,29 @@ class _Levels:
         return torch.cat(self.data)
 
 
+def _wide_table(levels: Tensor, width: int, at: int) -> Tensor:
+    """Levels by `wide_index`, as bytes."""
+    every = torch.full((2**width,), width), torch.full((2**width,), at)
+    index = wide_index(stored(torch.arange(2**width), *every), at)
+    table = torch.zeros(int(index.max()) + 1, dtype=torch.float16)
+    table[index] = levels
+    return table.view(torch.uint8)
+
+
+def _small_table(levels: Tensor, width: int, at: int) -> Tensor:
+    """Eight levels, low bytes and then high ones: magnitudes of what is stored at four bits, else levels by code.
+
+    A code is read from a part of two bits and, above it, one of a single bit; bits of a part that is not there may be
+    anything, so every place has a level. A single bit is above two that are not there.
+    """
+    count = 2**width
+    if at == FOUR:
+        index = torch.arange(8).clamp(max=count // 2 - 1) + count // 2
+    else:
+        index = torch.arange(8) >> 2 if at == 1 else torch.arange(8) & (2**at - 1)
+    return levels[index.clamp(max=count - 1)].view(torch.uint8).view(8, 2).T.flatten()
+
+
 def _values(codec: TransformCodec, width: int) -> Tensor:
     """Levels [2^width] that codes of ``width`` bits are read as, for a channel of unit variance."""
     like = torch.ones(1, dtype=torch.float64)
@@ -175,30 +200,56 @@ def _values(codec: TransformCodec, width: int) -> Tensor:
     return tables.values(torch.arange(2**width, dtype=torch.float64)[:, None])[:, 0]
 
 
-def _steps(record: Record, side: Side) -> tuple[int, int]:
-    """Steps of sixteen slots, and how many of them, all in front and two by two, are read as wide ones."""
-    each, entities = per_step(side), record.entities[side]
-    return -(-len(entities) // each), 2 * -(-sum(entity.wide for entity in entities) // (2 * each))
+def _facts(record: Record) -> list[int]:
+    """Of keys and values: steps that are wide, wide or of four bits, and all; then which have a part of one bit."""
+    found, ones = [], []
+    for side in SIDES:
+        steps = record.steps[side]
+        found += [steps.wide, steps.wide + steps.four, steps.count]
+        mask = 0
+        for part in record.parts[side]:
+            mask |= (part.bits == 1) << part.entity // per_step(side)
+        ones.append(mask)
+    return [*found, *ones]
 
 
-def _descriptors(record: Record, side: Side, widths: list[int], steps: int, levels: _Levels) -> Tensor:
-    """Descriptors int32 [steps, entities of a step, 4]: where a lane finds parts and levels."""
-    each = per_step(side)
-    wide = _steps(record, side)[1]
-    words = torch.full((steps * each, 8), _NO_PART, dtype=torch.int64)
+def _descriptors(record: Record, side: Side, most: int, levels: _Levels) -> Tensor:
+    """Descriptors int32 [most, entities of a step, 4]: where a lane of a wide step finds parts and levels."""
+    each, steps = per_step(side), record.steps[side]
+    words = torch.full((most * each, 8), _NO_PART, dtype=torch.int64)
     words[:, 4:] = 0
-    for place, entity in enumerate(record.entities[side]):
-        words[place, 4:] = torch.tensor(_tables_of(entity, side, widths, place // each < wide, levels))
+    for place, entity in enumerate(steps.entities[: steps.wide * each]):
+        words[place, 4:] = torch.tensor(_tables_of(entity, side, True, levels))
     for part in record.parts[side]:
-        field = {4: 0 if part.shift == 0 else 3, 2: 1, 1: 2}[part.bits]
-        words[part.entity, field] = part.at
-    packed = words[:, 0::2] | words[:, 1::2] << 16
-    return packed.to(torch.int32).view(steps, each, 4)
+        words[part.entity, {4: 0 if part.shift == 0 else 3, 2: 1, 1: 2}[part.bits]] = part.at
+    return (words[:, 0::2] | words[:, 1::2] << 16).to(torch.int32).view(most, each, 4)
 
 
-def _tables_of(entity: Entity, side: Side, widths: list[int], wide: bool, levels: _Levels) -> list[int]:
-    """Places of the tables of an entity's channels."""
-    places = [levels.place(side, widths[c], entity.width, wide) if c >= 0 else 0 for c in entity.channels]
+def _lane_words(record: Record, side: Side, most: int, levels: _Levels) -> Tensor:
+    """Of steps that are not wide int32 [most, 32, 2]: a lane's byte of its first part and of the bits, two tables.
+
+    Where a part is not there a lane reads what it likes.
+    """
+    each, steps = per_step(side), record.steps[side]
+    words = torch.zeros(most * each, 4, dtype=torch.int64)
+    for place, entity in enumerate(steps.entities):
+        if place >= steps.wide * each:
+            tables = _tables_of(entity, side, False, levels)
+            words[place, 2:] = torch.tensor(tables[:1] * 2 if side == "k" else tables[:2])
+    lane = torch.arange(32)
+    shared, entity_of = (lane // 4, lane % 4) if side == "k" else (lane % 4, lane // 4)
+    by_lane = words.view(most, each, 4)[:, entity_of].clone()
+    for part in record.parts[side]:
+        step, entity = divmod(part.entity, each)
+        if step >= steps.wide:
+            mine = entity_of == entity
+            by_lane[step, mine, int(part.bits == 1)] = part.at + part.bits * shared[mine]
+    return (by_lane[..., 0::2] | by_lane[..., 1::2] << 16).to(torch.int32)
+
+
+def _tables_of(entity: Entity, side: Side, wide: bool, levels: _Levels) -> list[int]:
+    """Places of the tables of an entity's slots."""
+    places = [levels.place(side, width, entity.width, wide) for width in entity.widths]
     return [*places, 0, 0][:4]
 
 

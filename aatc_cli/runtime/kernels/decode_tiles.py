@@ -78,8 +78,8 @@ class TileShape:
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
         heads, lots = -(-self.group // 8), self.dim // 16
-        walk = self.key_steps * (self.dim * 32 + 64) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
-        walk += self.value_steps * 128 + self.level_bytes + self.dim * 2 + (2 * self.warps + 2) * 8
+        walk = self.key_steps * (self.dim * 32 + 64 + 256) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
+        walk += self.value_steps * (128 + 256) + self.level_bytes + self.dim * 2 + (2 * self.warps + 2) * 8
         walk += 2 * self.warps * (self.stage_bytes + lots * 32)
         merge = self.warps * (self.group * self.dim + heads * 16) * 4
         wide = 2 * self.threads // self.dim
@@ -173,7 +173,8 @@ class TileCall:
     def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a launch in the order of the kernel's signature."""
         t, turns = self.tables, self.turns
-        static = t.classes, t.key_descriptors, t.value_descriptors, t.levels, t.matrices, t.channels, t.pair_scale
+        wide, lanes = (t.key_descriptors, t.value_descriptors), (t.key_lanes, t.value_lanes)
+        static = t.classes, *wide, *lanes, t.levels, t.matrices, t.channels, t.pair_scale
         angles = turns.place_turns, turns.start_turns, turns.start_angles, turns.place_angles
         lengths = self.counters.tokens, self.counters.tiles
         buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores

@@ -8,19 +8,14 @@
 
 struct Parts { u32 four, more, two, one; };
 
-// the lane's words of an entity; `lane` counts the lanes that share it
-__device__ __forceinline__ Parts narrow_parts(const u8* rec, const uint4& d, int lane) {
-  Parts p;
-  const u32 two = d.x >> 16, one = d.y & 0xFFFFu;
-  p.two = two == NO_PART ? 0u : *(const unsigned short*)(rec + two + 2 * lane);
-  p.one = one == NO_PART ? 0u : rec[one + lane];
-  return p;
-}
+// the lane's words of an entity of a wide step; `lane` counts the lanes that share it
 __device__ __forceinline__ Parts wide_parts(const u8* rec, const uint4& d, int lane) {
-  Parts p = narrow_parts(rec, d, lane);
-  const u32 four = d.x & 0xFFFFu, more = d.y >> 16;
+  Parts p;
+  const u32 four = d.x & 0xFFFFu, two = d.x >> 16, one = d.y & 0xFFFFu, more = d.y >> 16;
   p.four = four == NO_PART ? 0u : *(const u32*)(rec + four + 4 * lane);
   p.more = more == NO_PART ? 0u : *(const u32*)(rec + more + 4 * lane);
+  p.two = two == NO_PART ? 0u : *(const unsigned short*)(rec + two + 2 * lane);
+  p.one = one == NO_PART ? 0u : rec[one + lane];
   return p;
 }
 
@@ -29,14 +24,30 @@ __device__ __forceinline__ void four_levels(u32& first, u32& second, const uint4
   const u32 low = __byte_perm(table.x, table.y, select), high = __byte_perm(table.z, table.w, select);
   first = __byte_perm(low, high, 0x5140); second = __byte_perm(low, high, 0x7362);
 }
-// codes of at most three bits: a[0], a[2] of row 0 and a[1], a[3] of row 1
-__device__ __forceinline__ void narrow_levels(u32 (&a)[4], const Parts& p, const uint4& table0, const uint4& table1) {
-  u32 bits = (p.one | p.one << 12) & 0x000F000Fu;
-  bits = (bits | bits << 6) & 0x03030303u;
-  bits = (bits | bits << 3) & 0x11111111u;
-  const u32 select = (p.two & 0x3333u) | ((p.two << 14) & 0x33330000u) | bits << 2;
+// codes of at most three bits, whose single bits are there where `ones`: a[0], a[2] of row 0 and a[1], a[3] of row 1
+template <bool ones>
+__device__ __forceinline__ void narrow_levels(u32 (&a)[4], const u8* rec, const uint2& d, const uint4& table0, const uint4& table1) {
+  const u32 two = *(const unsigned short*)(rec + (d.x & 0xFFFFu));
+  u32 select = (two | two << 14) & 0x33333333u;
+  if (ones) {
+    u32 bits = rec[d.x >> 16];
+    bits = (bits | bits << 12) & 0x000F000Fu;
+    bits = (bits | bits << 6) & 0x03030303u;
+    select |= (bits << 2 | bits << 5) & 0x44444444u;
+  }
   four_levels(a[0], a[2], table0, select & 0xFFFFu);
   four_levels(a[1], a[3], table1, select >> 16);
+}
+// what is stored at four bits: a magnitude and a sign, which goes to the upper bit of the high byte
+__device__ __forceinline__ void signed_levels(u32& first, u32& second, const uint4& table, u32 select, u32 sign) {
+  const u32 low = __byte_perm(table.x, table.y, select);
+  const u32 high = __byte_perm(table.z, table.w, select) ^ __byte_perm(0x00008000u, 0u, sign);
+  first = __byte_perm(low, high, 0x5140); second = __byte_perm(low, high, 0x7362);
+}
+__device__ __forceinline__ void four_bit_levels(u32 (&a)[4], const u8* rec, const uint2& d, const uint4& table0, const uint4& table1) {
+  const u32 four = *(const u32*)(rec + (d.x & 0xFFFFu)), select = four & 0x77777777u, sign = four >> 3 & 0x11111111u;
+  signed_levels(a[0], a[2], table0, select & 0xFFFFu, sign & 0xFFFFu);
+  signed_levels(a[1], a[3], table1, select >> 16, sign >> 16);
 }
 // any codes, each looked up in a table of its own: `by_row` tables of rows, or of columns
 template <bool by_row>
@@ -60,19 +71,18 @@ __device__ __forceinline__ void wide_keys(u32 (&a)[4], const u8* rec, const uint
   const uint4 d = descriptors[lane % 4];
   wide_levels<false>(a, wide_parts(rec, d, lane / 4), levels, d);
 }
-__device__ __forceinline__ void narrow_keys(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
-  const uint4 d = descriptors[lane % 4], table = *(const uint4*)(levels + (d.z & 0xFFFFu));
-  narrow_levels(a, narrow_parts(rec, d, lane / 4), table, table);
-}
 // a step of values: rows are the channels of pair g, columns tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9
 __device__ __forceinline__ void wide_values(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
   const uint4 d = descriptors[lane / 4];
   wide_levels<true>(a, wide_parts(rec, d, lane % 4), levels, d);
 }
-__device__ __forceinline__ void narrow_values(u32 (&a)[4], const u8* rec, const uint4* descriptors, const u8* levels, int lane) {
-  const uint4 d = descriptors[lane / 4];
-  narrow_levels(a, narrow_parts(rec, d, lane % 4), *(const uint4*)(levels + (d.z & 0xFFFFu)), *(const uint4*)(levels + (d.z >> 16)));
+// a step of either that is not wide: `lanes` has a word pair for every lane; kind 0 of four bits, 1 narrow, 2 narrow with single bits
+template <int kind>
+__device__ __forceinline__ void small_step(u32 (&a)[4], const u8* rec, const uint2* lanes, const u8* levels, int lane) {
+  const uint2 d = lanes[lane];
+  const uint4 table0 = *(const uint4*)(levels + (d.y & 0xFFFFu)), table1 = *(const uint4*)(levels + (d.y >> 16));
+  if (kind == 0) four_bit_levels(a, rec, d, table0, table1);
+  else narrow_levels<kind == 2>(a, rec, d, table0, table1);
 }
-
 // a token scale of eight bits, as core/scales.py rounds it
 __device__ __forceinline__ float token_scale(u32 code) { return code ? half_lo(pack2(ex2(((float)code - 128.f) * 0.0625f), 0.f)) : 0.f; }

@@ -23,9 +23,8 @@
 #include "tiles_merge.cuh"
 
 // what is the same for all tiles of a program
-struct Class {
-  int start, size, blocks, key_steps, value_steps, wide_keys, wide_values;
-};
+struct Side { int wide, four, steps; u32 ones; };  // steps that are wide, wide or of four bits, and all; which have single bits
+struct Class { int start, size, blocks; Side keys, values; };
 
 __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], u32 (&a)[KS > 0 ? KS : 1][4], unsigned long long matrix, int steps) {
 #define CHAIN(n) if constexpr (n <= KS) if (steps == n) { \
@@ -44,6 +43,7 @@ struct Walk {
   unsigned long long matrix;
   const uint2 *turns, *queries;
   const uint4 *key_descriptors, *value_descriptors;
+  const uint2 *key_lanes, *value_lanes;
   const u8* levels;
   const u32* bias;
 };
@@ -119,29 +119,48 @@ __device__ __forceinline__ void weigh(u32 (&b)[HT][2], const float (&sc)[HT][4],
   }
 }
 
+// steps i and, if there is one, i + 1; where they are of two kinds, one after the other
+template <bool of_keys>
+__device__ __forceinline__ void one_step(u32 (&a)[4], int i, const Side& c, const Walk& w, const u8* rec, int lane) {
+  const uint2* lanes = (of_keys ? w.key_lanes : w.value_lanes) + 32 * i;
+  if (i < c.wide) {
+    if (of_keys) wide_keys(a, rec, w.key_descriptors + 4 * i, w.levels, lane);
+    else wide_values(a, rec, w.value_descriptors + 8 * i, w.levels, lane);
+  } else if (i < c.four) small_step<0>(a, rec, lanes, w.levels, lane);
+  else small_step<2>(a, rec, lanes, w.levels, lane);
+}
+template <bool of_keys>
+__device__ __forceinline__ void two_steps(u32 (&a)[4], u32 (&next)[4], bool both, int i, const Side& c, const Walk& w, const u8* rec, int lane) {
+  const uint2* lanes = (of_keys ? w.key_lanes : w.value_lanes) + 32 * i;
+  if (i >= c.four) {
+    if (c.ones >> i & 3u) {
+      small_step<2>(a, rec, lanes, w.levels, lane);
+      if (both) small_step<2>(next, rec, lanes + 32, w.levels, lane);
+    } else {
+      small_step<1>(a, rec, lanes, w.levels, lane);
+      if (both) small_step<1>(next, rec, lanes + 32, w.levels, lane);
+    }
+  } else {
+    one_step<of_keys>(a, i, c, w, rec, lane);
+    if (both) one_step<of_keys>(next, i + 1, c, w, rec, lane);
+  }
+}
+
 // sixteen tokens of a warp's tile; what is not valid is multiplied with the others and forgotten
 __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& c, const u8* rec, const uint2 (&turned)[HT][LOTS], bool valid, int lane) {
   u32 sum[4 * LOTS];
-#pragma unroll
-  for (int i = 0; i < 4 * LOTS; i++) sum[i] = 0u;
-  if (KS > 0) {
+  if (KS > 0 && c.keys.steps) {
     u32 a[KS > 0 ? KS : 1][4];
-#pragma unroll
-    for (int i = 0; i < KS; i++) { a[i][0] = 0u; a[i][1] = 0u; a[i][2] = 0u; a[i][3] = 0u; }
     // two steps between branches, so that the loads of one hide those of the other
 #pragma unroll
     for (int i = 0; i < KS; i += 2) {
-      if (i >= c.key_steps || !valid) break;
-      const uint4* d = w.key_descriptors + 4 * i;
-      if (i < c.wide_keys) {
-        wide_keys(a[i], rec, d, w.levels, lane);
-        if (i + 1 < KS) wide_keys(a[i + 1 < KS ? i + 1 : i], rec, d + 4, w.levels, lane);
-      } else {
-        narrow_keys(a[i], rec, d, w.levels, lane);
-        if (i + 1 < KS) narrow_keys(a[i + 1 < KS ? i + 1 : i], rec, d + 4, w.levels, lane);
-      }
+      if (i >= c.keys.steps || !valid) break;
+      two_steps<true>(a[i], a[i + 1 < KS ? i + 1 : i], i + 1 < KS, i, c.keys, w, rec, lane);
     }
-    multiply(sum, a, w.matrix, c.key_steps);
+    multiply(sum, a, w.matrix, c.keys.steps);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4 * LOTS; i++) sum[i] = 0u;
   }
   if (!valid) return;
   float sc[HT][4];
@@ -150,16 +169,9 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
   weigh(b, sc, s, rec, lane);
 #pragma unroll
   for (int i = 0; i < VS; i += 2) {
-    if (i >= c.value_steps) break;
+    if (i >= c.values.steps) break;
     u32 a[2][4];
-    const uint4* d = w.value_descriptors + 8 * i;
-    if (i < c.wide_values) {
-      wide_values(a[0], rec, d, w.levels, lane);
-      if (i + 1 < VS) wide_values(a[1], rec, d + 8, w.levels, lane);
-    } else {
-      narrow_values(a[0], rec, d, w.levels, lane);
-      if (i + 1 < VS) narrow_values(a[1], rec, d + 8, w.levels, lane);
-    }
+    two_steps<false>(a[0], a[1], i + 1 < VS, i, c.values, w, rec, lane);
 #pragma unroll
     for (int n = 0; n < 2 && i + n < VS; n++)
 #pragma unroll
@@ -170,10 +182,10 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
 // grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* key_descriptors,
-             const uint4* value_descriptors, const u8* levels, const uint4* matrices, const int* channels, const float* pair_scale,
-             const u32* key_bias, const uint2* place_turns, const uint2* start_turns, const float2* start_angles, const float2* place_angles,
-             const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
-             float* part, float* stat, float* exact_scores, float* received, void* out) {
+             const uint4* value_descriptors, const uint2* key_lanes, const uint2* value_lanes, const u8* levels, const uint4* matrices,
+             const int* channels, const float* pair_scale, const u32* key_bias, const uint2* place_turns, const uint2* start_turns,
+             const float2* start_angles, const float2* place_angles, const void* keys, const void* values, const int* tokens, const int* tiles,
+             const u32* decode, const float* value_bias, int* arrivals, float* part, float* stat, float* exact_scores, float* received, void* out) {
   TILE_SHAPE;
   extern __shared__ __align__(128) u8 smem[];
   const int h = blockIdx.y, b = blockIdx.x, lane = threadIdx.x % 32, t = lane % 4;
@@ -186,8 +198,8 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
   const int piece = blockIdx.z - s.exact, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int to = min(tiles[b], from + s.chunk);
-  const int* facts = classes + 8 * which;
-  const Class c = {facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], facts[6]};
+  const int* f = classes + 16 * which;
+  const Class c = {f[0], f[1], f[2], {f[3], f[4], f[5], (u32)f[9]}, {f[6], f[7], f[8], (u32)f[10]}};
   if (from >= to || !c.size) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
@@ -197,7 +209,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   uint2* queries = turns + 64 * TURN_ROW;                // [HT][LOTS][32]
   uint4* of_keys = (uint4*)(queries + HT * LOTS * 32);   // [KS][4]
   uint4* of_values = of_keys + KS * 4;                   // [VS][8]
-  u8* tables = (u8*)(of_values + VS * 8);                // levels
+  uint2* lanes_of_keys = (uint2*)(of_values + VS * 8);   // [KS][32]
+  uint2* lanes_of_values = lanes_of_keys + KS * 32;      // [VS][32]
+  u8* tables = (u8*)(lanes_of_values + VS * 32);         // levels
   u32* bias = (u32*)(tables + s.level_bytes);            // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][2], and one of the tables; then one for alignment
   u8* stages = (u8*)(barriers + 2 * NW + 2);
@@ -218,10 +232,16 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     share_with_tensor_cores();
     fetch(from + warp, 0); fetch(from + warp + NW, 1);
     if (threadIdx.x == 0) {
-      expect(tables_here, c.key_steps * STEP_BYTES + KS * 64 + VS * 128 + 64 * TURN_ROW * 8 + s.level_bytes);
-      if (c.key_steps) bulk(address(smem), matrices + (long long)which * KS * (STEP_BYTES / 16), c.key_steps * STEP_BYTES, tables_here);
-      if (KS > 0) bulk(address(of_keys), key_descriptors + which * KS * 4, KS * 64, tables_here);
-      if (VS > 0) bulk(address(of_values), value_descriptors + which * VS * 8, VS * 128, tables_here);
+      expect(tables_here, c.keys.steps * STEP_BYTES + KS * 320 + VS * 384 + 64 * TURN_ROW * 8 + s.level_bytes);
+      if (c.keys.steps) bulk(address(smem), matrices + (long long)which * KS * (STEP_BYTES / 16), c.keys.steps * STEP_BYTES, tables_here);
+      if (KS > 0) {
+        bulk(address(of_keys), key_descriptors + which * KS * 4, KS * 64, tables_here);
+        bulk(address(lanes_of_keys), key_lanes + which * KS * 32, KS * 256, tables_here);
+      }
+      if (VS > 0) {
+        bulk(address(of_values), value_descriptors + which * VS * 8, VS * 128, tables_here);
+        bulk(address(lanes_of_values), value_lanes + which * VS * 32, VS * 256, tables_here);
+      }
       bulk(address(turns), place_turns, 64 * TURN_ROW * 8, tables_here);
       bulk(address(tables), levels, s.level_bytes, tables_here);
     }
@@ -239,7 +259,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {descriptor_of(address(smem)), turns, queries, of_keys, of_values, tables, bias};
+  const Walk w = {descriptor_of(address(smem)), turns, queries, of_keys, of_values, lanes_of_keys, lanes_of_values, tables, bias};
   Sums sums;
 #pragma unroll
   for (int ht = 0; ht < HT; ht++) {
@@ -268,6 +288,6 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     __syncwarp();
     if (lane == 0) fetch(tile + 2 * NW, place);
   }
-  merge_warps(s, sums.o, sums.reference, sums.weight, channels + which * VS * 16, c.value_steps, smem, part, stat, s.exact + piece);
+  merge_warps(s, sums.o, sums.reference, sums.weight, channels + which * VS * 16, c.values.steps, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }
