@@ -115,7 +115,7 @@ class RecordTiles:
                     continue
                 size = quota // ROWS * record.nbytes
                 at = self.starts[head][k]
-                found = data[..., at : at + size].unflatten(-1, (-1, record.nbytes))
+                found = torch.unflatten(data[..., at : at + size], -1, (-1, record.nbytes))
                 rows[..., head, part] = found[..., :ROWS].flatten(-2).to(torch.int64)
                 for index, side in enumerate(SIDES, 1):
                     scales = found[..., index * ROWS : (index + 1) * ROWS].flatten(-2)
@@ -144,10 +144,10 @@ class RecordTiles:
 
 def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, Tensor]]) -> Tensor:
     """Records [..., blocks, nbytes] of places [..., q] and, by side, codes [..., q, E] and scales [..., q]."""
-    blocks = [places.unflatten(-1, (-1, ROWS))]
-    blocks += [pack_scales(coded[side][1]).unflatten(-1, (-1, ROWS)) for side in SIDES]
+    blocks = [torch.unflatten(places, -1, (-1, ROWS))]
+    blocks += [torch.unflatten(pack_scales(coded[side][1]), -1, (-1, ROWS)) for side in SIDES]
     lanes = {
-        side: arranged(coded[side][0].unflatten(-2, (-1, ROWS)), record.steps[side].entities, side)
+        side: arranged(torch.unflatten(coded[side][0], -2, (-1, ROWS)), record.steps[side].entities, side)
         for side in SIDES
         if record.steps[side].entities
     }
@@ -174,7 +174,7 @@ def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
         if parts:
             stop = parts[-1].at + lanes_of(side) * bits
             words = data[..., parts[0].at : stop].contiguous().view(_WORDS[bits]).to(torch.int64)
-            words = words.unflatten(-1, (len(parts), lanes_of(side)))[..., None, None]
+            words = torch.unflatten(words, -1, (len(parts), lanes_of(side)))[..., None, None]
             fields = (words >> _field_places(bits, data.device)) & (2**bits - 1)
             for index, part in enumerate(parts):
                 lanes[..., part.entity, :, :, :] += fields[..., index, :, :, :] << part.shift

@@ -163,12 +163,13 @@ def arranged(codes: Tensor, entities: Sequence[Entity], side: Side) -> Tensor:
     """What is stored of codes u [..., 16, E] of a row block, by lanes: [..., entities, lanes, 2 rows, 4 columns]."""
     padded = torch.nn.functional.pad(codes, (0, 1))
     index = torch.tensor([entity.channels for entity in entities], dtype=torch.int64, device=codes.device)
-    found = stored(padded[..., index.flatten()].unflatten(-1, index.shape), *_widths(entities, codes.device))
+    by_slot = torch.unflatten(padded[..., index.flatten()], -1, index.shape)
+    found = stored(by_slot, *_widths(entities, codes.device))
     if side == "k":
-        by_lane = found.unflatten(-3, (2, 8))  # [..., r, g, entities, i]
+        by_lane = torch.unflatten(found, -3, (2, 8))  # [..., r, g, entities, i]
         return by_lane.movedim(-2, -4).transpose(-3, -2)
     tokens = torch.tensor([[2 * t + c for c in _COLUMN] for t in range(4)], device=codes.device)
-    by_lane = found[..., tokens.flatten(), :, :].unflatten(-3, (4, 4))  # [..., t, i, entities, r]
+    by_lane = torch.unflatten(found[..., tokens.flatten(), :, :], -3, (4, 4))  # [..., t, i, entities, r]
     return by_lane.movedim(-2, -4).transpose(-2, -1)
 
 
