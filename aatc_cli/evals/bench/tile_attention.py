@@ -131,8 +131,8 @@ class TileBench:
             pools.append(distinct[torch.randint(_DISTINCT, (count,), device=device, generator=generator)])
         order = torch.randperm(count, device=device, generator=generator).to(torch.int32)
         pages = torch.zeros(batch, max(1, *self.tiles), dtype=torch.int32, device=device)
-        for row, (start, tiles) in enumerate(zip(_starts(self.tiles), self.tiles, strict=True)):
-            pages[row, :tiles] = order[start : start + tiles]
+        for row, (start, mine) in enumerate(zip(_starts(self.tiles), self.tiles, strict=True)):
+            pages[row, :mine] = order[start : start + mine]
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(batch, *shape, device=device, dtype=torch.bfloat16, generator=generator)

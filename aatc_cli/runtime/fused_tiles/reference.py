@@ -59,7 +59,7 @@ def _one(layer: TileLayer, data: Tensor, given: TileQuery, row: int) -> tuple[Te
         2
     )
     keys = apply_rope(keys[None], angle.cos()[None], angle.sin()[None])[0]
-    query = given.query[row].to(torch.float64).unflatten(0, (heads, -1))
+    query = torch.unflatten(given.query[row].to(torch.float64), 0, (heads, -1))
     scores = query @ keys.mT * given.scaling
     hidden = torch.zeros(heads, index.numel(), dtype=torch.bool, device=near.device)
     hidden[:, :packed] = dropped

@@ -7,6 +7,7 @@ decoding go by torch, a few tiles at a time; so does all on a CPU, where nothing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class FusedTileStore(TileStore):
         newest, keys = query[:, :, 0], self.exact.keys
         if order is not None:
             newest = newest[..., order]
-            keys = keys.unflatten(-1, (heads, -1))[..., order].flatten(-2)
+            keys = torch.unflatten(keys, -1, (heads, -1))[..., order].flatten(-2)
         self.shared.move(self.tokens, self.pages.count, self.pages.capacity, view.offset)
         paid = torch.zeros(self.batch, heads, self.exact.keys.shape[1], device=query.device)
         rows = keys, self.exact.values
@@ -86,9 +87,9 @@ class FusedTileStore(TileStore):
         self.received.load(other.received.sums.index_select(0, index))
         self.tokens, self.pages = other.tokens, other.pages.select(places)
 
-    def alike(self) -> FusedTileStore:
+    def alike(self) -> Self:
         """An empty store of the same form and batch."""
-        return FusedTileStore(self.shared, self.place, self.batch, self.room)
+        return type(self)(self.shared, self.place, self.batch, self.room)
 
     def _pay(self, by_slot: Tensor) -> None:
         """Add what a query paid the tokens of the ring: [b, H, w]."""

@@ -29,8 +29,8 @@ class TileTables:
 
     classes int32 [H, N, 16]: start in a tile, bytes of a record, row blocks, and of keys and values how many steps are
     wide, wide or of four bits, and all, then which have single bits. key_descriptors int32 [H, N, S, 4, 4] and
-    value_descriptors [H, N, S', 8, 4] of wide steps, key_lanes and value_lanes [H, N, S, 32, 2] of others; levels uint8; matrices
-    float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots; channels int32
+    value_descriptors [H, N, S', 8, 4] of wide steps, key_lanes and value_lanes [H, N, S, 32, 2] of others; levels
+    uint8; matrices float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots; channels int32
     [H, N, 16 S']; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16 [H, D, D];
     value_bias float32 [H, D].
     """
@@ -66,7 +66,7 @@ class TileTables:
         made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
-        whole = [torch.stack(part).unflatten(0, (heads, classes)) for part in zip(*parts, strict=True)]
+        whole = [torch.unflatten(torch.stack(part), 0, (heads, classes)) for part in zip(*parts, strict=True)]
         facts, keys, values, key_lanes, value_lanes, matrices, channels, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
@@ -116,7 +116,7 @@ class _Made:
         self.most = {side: max(record.steps[side].count for record in records) for side in SIDES}
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
-        """Facts, descriptors and words of lanes of both sides, matrix, channels, pair scale and key bias of class k of a head."""
+        """Of class k of a head: facts, descriptors and words of lanes by side, matrix, channels, pair scale, key bias."""
         size, record = self.tiles.size, self.tiles.records[head][k]
         mine = slice(head * size, (head + 1) * size)
         rows = (self.spread["k"][mine, None] * self.decode["k"][head])[:, self.order]
@@ -153,7 +153,7 @@ class _Levels:
         self.places: dict[tuple[Side, int, int, bool], int] = {}
 
     def place(self, side: Side, width: int, at: int, wide: bool) -> int:
-        """Byte at which the table of codes of ``width`` bits stored at ``at`` bits begins, of a wide step or another."""
+        """Byte at which the table of codes of ``width`` bits stored at ``at`` begins, of a wide step or another."""
         if not width:
             return 0
         key = (side, width, at, wide)
