@@ -30,9 +30,9 @@ class TileTables:
     classes int32 [H, N, 16]: start in a tile, bytes of a record, row blocks, and of keys and values how many steps are
     wide, wide or of four bits, and all, then which have single bits. key_descriptors int32 [H, N, S, 4, 4] and
     value_descriptors [H, N, S', 8, 4] of wide steps, key_lanes and value_lanes [H, N, S, 32, 2] of others; levels
-    uint8; matrices float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots; channels int32
-    [H, N, 16 S']; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16 [H, D, D];
-    value_bias float32 [H, D].
+    uint8; matrices float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots;
+    channels int32 [H, N, 16 S']; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode
+    float16 [H, D, D]; value_bias float32 [H, D].
     """
 
     classes: Tensor
@@ -116,7 +116,7 @@ class _Made:
         self.most = {side: max(record.steps[side].count for record in records) for side in SIDES}
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
-        """Of class k of a head: facts, descriptors and words of lanes by side, matrix, channels, pair scale, key bias."""
+        """Of class k of a head: facts, descriptors and lanes' words by side, matrix, channels, pair scale, key bias."""
         size, record = self.tiles.size, self.tiles.records[head][k]
         mine = slice(head * size, (head + 1) * size)
         rows = (self.spread["k"][mine, None] * self.decode["k"][head])[:, self.order]
