@@ -240,9 +240,9 @@ def _lane_words(record: Record, side: Side, most: int, levels: _Levels) -> Tenso
     shared, entity_of = (lane // 4, lane % 4) if side == "k" else (lane % 4, lane // 4)
     by_lane = words.view(most, each, 4)[:, entity_of].clone()
     for part in record.parts[side]:
-        step, entity = divmod(part.entity, each)
+        step, owner = divmod(part.entity, each)
         if step >= steps.wide:
-            mine = entity_of == entity
+            mine = entity_of == owner
             by_lane[step, mine, int(part.bits == 1)] = part.at + part.bits * shared[mine]
     return (by_lane[..., 0::2] | by_lane[..., 1::2] << 16).to(torch.int32)
 
