@@ -65,8 +65,20 @@ def load_model_profile(name: str) -> ModelProfile:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
-    return load_named("recipes", name, Recipe)
+    """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`.
+
+    ``CODE+PRESS@KEEP`` is the recipe of a code with a press in front, ``loss-aware+snapkv@0.25``.
+    """
+    code, plus, pressed = name.rpartition("+")
+    if not plus or name.endswith(".toml"):
+        return load_named("recipes", name, Recipe)
+    press, at, keep = pressed.partition("@")
+    try:
+        return load_named("recipes", code, Recipe).with_press(press, float(keep) if at else None)
+    except ValidationError as error:
+        raise AatcError(f"recipe {name}: {explain(error)}", "aatc list recipes names codes and presses") from error
+    except ValueError as error:
+        raise AatcError(f"{keep!r} is no share of tokens", f"write {code}+{press}@0.25") from error
 
 
 def load_named(kind: Literal["models", "recipes", "studies"], name: str, model: type[T]) -> T:

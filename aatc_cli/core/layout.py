@@ -177,6 +177,15 @@ class CacheLayout:
         return self
 
     @property
+    def keep(self) -> float:
+        """Share of the packed tokens that stay, the rest being evicted."""
+        return 1.0
+
+    def of_prompt(self, tokens: int) -> CacheLayout:
+        """The same behind a prompt of ``tokens`` tokens, which only what treats prompts apart is another for."""
+        return self
+
+    @property
     def bits_packed(self) -> float:
         """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.
 

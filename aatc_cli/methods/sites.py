@@ -79,11 +79,15 @@ class Site:
 
 @dataclass(frozen=True)
 class PlannedWidths:
-    """What a plan says: bits[class][layer][side] [C], shares[layer][class] of the tokens, blocks over all sites."""
+    """What a plan says: bits[class][layer][side] [C], shares[layer][class] of the tokens, blocks over all sites.
+
+    keep: share of the tokens that stay.
+    """
 
     bits: Sequence[Widths]
     shares: Sequence[Sequence[float]]
     blocks: int = 0
+    keep: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from aatc_cli.models.quantized import library_codec
 from aatc_cli.runtime.fused.spec import fused_spec
 from aatc_cli.runtime.kernels.launch import fused_available
 from aatc_cli.runtime.packed.form import Codecs, packed_spec
+from aatc_cli.runtime.pressed.form import pressed_spec
 from aatc_cli.runtime.session import CacheChoice
 from aatc_cli.runtime.simulated.form import simulated_spec
 from aatc_cli.runtime.spec import CacheSpec
@@ -40,9 +41,10 @@ def plan_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, cache:
     kind = cache if cache != "auto" else chosen(plan, device)
     if plan.recipe.choices.classes.tiled:
         return tiles_spec(model, layers, plan.codecs(device), window, plan.layout, kind)
-    if kind == "simulated":
+    if kind == "simulated" or plan.recipe.pressed:
         codecs = _simulated_codecs(plan, device)
-        return simulated_spec(model, layers, codecs, window, plan.recipe.coordinates, plan.layout)
+        spec = simulated_spec(model, layers, codecs, window, plan.recipe.coordinates, plan.layout)
+        return spec if plan.pressed is None else pressed_spec(model, layers, spec, plan.pressed, kind)
     return _stored_spec(model, layers, plan.codecs(device), window, kind, auto=cache == "auto")
 
 
