@@ -11,10 +11,12 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.received import received_attention
 from aatc_cli.core.received_bins import watched_lags
 from aatc_cli.core.rope import apply_rope
+from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.scores import score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.evals.forced.token_rates import rated_logits
@@ -159,6 +161,25 @@ def test_one_class_everywhere_is_the_plain_codec(model):
         got, classes = one_pass(model, method, tokens)
         assert {c for found in classes.values() for c in found[0].tolist()} == {k}
         assert (got - wanted).abs().max() < 1e-11 * wanted.abs().max()
+
+
+@torch.no_grad()
+def test_behind_a_prompt_classes_are_of_what_the_prompt_received(model):
+    """Where all classes code alike it is the plain codec; classes are by the model's own attention."""
+    tokens, prompt = tokens_of(), 48
+    places = torch.arange(prompt - 1, LENGTH - 1)
+    sites, classes = attention_sites(model), {}
+    alike = replace(METHOD, codecs=rated((3, 3, 3), EDGES))
+    alone = [{side: layer[side].codecs[0] for side in SIDES} for layer in alike.codecs]
+    got = forced_logits(model, sites, alike, tokens, places, prompt, classes.__setitem__)
+    wanted = forced_logits(model, sites, Method("alone", alone, WINDOW, "pre-rope"), tokens, places, prompt)
+    assert (got - wanted).abs().max() < 1e-11 * wanted.abs().max()
+    exact = {}
+    fine = replace(METHOD, codecs=rated((15, 15, 15), EDGES))
+    rated_logits(model, sites, fine, tokens, 0, exact.__setitem__)
+    for layer in range(4):
+        leaving = packed_tokens(prompt + 1, WINDOW)
+        assert torch.equal(classes[layer][:, :leaving], exact[layer][:, :leaving])
 
 
 def test_nothing_after_a_token_left_changes_its_class(model):

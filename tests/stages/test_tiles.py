@@ -18,7 +18,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.core.tile_sizes import RANKS
-from aatc_cli.errors import ArtifactError, UsageError
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
@@ -167,3 +167,25 @@ def test_old_transforms_are_refused(run: Run, plan: Plan, monkeypatch: pytest.Mo
     monkeypatch.setattr("aatc_cli.artifacts.artifact.Artifact.holds", lambda self, name: False)
     with pytest.raises(ArtifactError, match="does not say what tokens of each rank cost"):
         allocate(run, changed(name="again"), [make_budget(bits=3.0)])
+
+
+def test_the_lowest_class_has_its_least_bits(run: Run, plan: Plan) -> None:
+    """So many bits of each of its numbers, with scales and padding, and not a byte more in the whole."""
+    table = {"quotas": [32, 16, 16], "lowest_bits": 3.8}
+    [floored] = allocate(run, changed(name="lowest", tokens=table), [make_budget(bits=4.0)])
+    assert _lowest_bits(plan) < 3.8 <= _lowest_bits(floored)
+    assert floored.layout.bits_packed <= 4.0
+    assert check(floored) == []
+    with pytest.raises(AatcError, match="does not pay for the floor"):
+        allocate(run, changed(name="too-high", tokens=table), [make_budget(bits=1.5)])
+
+
+def _lowest_bits(plan: Plan) -> float:
+    """Packed bits of a number of class 0, counted from its widths."""
+    total = 0
+    for layer in plan.simulated_codecs("cpu"):
+        for side in SIDES:
+            for widths in layer[side].bits[0].view(2, -1).tolist():
+                twos, ones = sum(w // 2 for w in widths), sum(w % 2 for w in widths)
+                total += 16 * (2 * -(-twos // 16) + -(-ones // 16)) + 8 * any(widths)
+    return total / (4 * 2 * 32)

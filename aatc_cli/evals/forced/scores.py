@@ -12,14 +12,11 @@ from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.core.rated import RatedCodec
-from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
-from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
-from aatc_cli.evals.forced.token_rates import rated_logits
+from aatc_cli.evals.forced.passes import attention_of, class_count
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -112,34 +109,17 @@ def score_windows(
 def _logits(
     model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
 ) -> Tensor:
-    codec = method.codecs[0]["k"]
-    if isinstance(codec, TileCodec):
-        return _tiled(model, sites, method, tokens, first, scores)
-    if isinstance(codec, LayersCodec):
+    if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits(model, sites, method, tokens, first)
-    if not isinstance(codec, RatedCodec):
-        return method_logits(model, sites, method, tokens, first)
-    counts = torch.zeros(len(sites), len(codec.codecs), dtype=torch.int64)
+    counts: dict[int, Tensor] = {}
 
     def count(layer: int, classes: Tensor) -> None:
-        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
+        counts[layer] = torch.bincount(classes.flatten(), minlength=class_count(method)).cpu()
 
-    logits = rated_logits(model, sites, method, tokens, first, count)
-    scores.classes.append(counts)
-    return logits
-
-
-def _tiled(
-    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
-) -> Tensor:
-    rule = tile_codecs(method)[0]["k"].rule
-    counts = torch.zeros(len(sites), rule.classes, dtype=torch.int64)
-
-    def count(layer: int, classes: Tensor) -> None:
-        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
-
-    logits = tiled_logits(model, sites, tile_codecs(method), rule, method.window, tokens, first, count)
-    scores.classes.append(counts)
+    with attention_override(model, sites, attention_of(method, count)):
+        logits = scored_logits(model, tokens, first)
+    if counts:
+        scores.classes.append(torch.stack([counts[layer] for layer in sorted(counts)]))
     return logits
 
 

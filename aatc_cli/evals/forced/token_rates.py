@@ -17,11 +17,11 @@ from aatc_cli.core import Side
 from aatc_cli.core.attend import attention_weights, weighted_values
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rated import RatedCodec
-from aatc_cli.core.received import received_of
+from aatc_cli.core.received import received_attention, received_of
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import Method, reconstruct
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 
 # told of every layer: the classes [B, P] of its packed tokens
 OnClasses = Callable[[int, Tensor], None]
@@ -39,23 +39,32 @@ def rated_logits(
 
     Token rates go with packed quantizers, which see keys before RoPE; raises `ValueError` for other coordinates.
     """
+    with attention_override(model, sites, rates_attention(method, on_classes)):
+        return scored_logits(model, tokens, first)
+
+
+def rates_attention(method: Method, on_classes: OnClasses | None, prompt: int = 0) -> AttentionFunction:
+    """The attention of a method with token rates, behind a prefill of ``prompt`` tokens; raises as `rated_logits`."""
     if method.coordinates != "pre-rope":
         raise ValueError(f"{method.name}: token rates are of keys before RoPE")
 
     def attend(inputs: LayerInputs) -> Tensor:
         codecs: Mapping[Side, RatedCodec] = method.codecs[inputs.site.layer]  # type: ignore[assignment]
-        out, classes = rated_attention(as_held(inputs, method.window), codecs, method.window)
-        on_classes(inputs.site.layer, classes)
+        out, classes = rated_attention(as_held(inputs, method.window), codecs, method.window, prompt)
+        if on_classes is not None:
+            on_classes(inputs.site.layer, classes)
         return out
 
-    with attention_override(model, sites, attend):
-        return scored_logits(model, tokens, first)
+    return behind_prompt(prompt, attend)
 
 
-def rated_attention(inputs: LayerInputs, codecs: Mapping[Side, RatedCodec], window: Window) -> tuple[Tensor, Tensor]:
+def rated_attention(
+    inputs: LayerInputs, codecs: Mapping[Side, RatedCodec], window: Window, prompt: int = 0
+) -> tuple[Tensor, Tensor]:
     """Attention of every query over exact sinks and window and packed tokens at their rates; classes of the latter.
 
-    A class without bits on either side is not kept at all: no query sees its tokens. -> [B, Hq, T, D], [B, P].
+    A class without bits on either side is not kept at all: no query sees its tokens. Queries of the ``prompt`` saw
+    everything exactly, and only those behind it are given. -> [B, Hq, T - prompt, D], [B, P].
     """
     keys, values = inputs.key.clone(), inputs.value.clone()
     hats = [
@@ -70,7 +79,11 @@ def rated_attention(inputs: LayerInputs, codecs: Mapping[Side, RatedCodec], wind
     received = torch.zeros(batch, length, dtype=torch.promote_types(keys.dtype, torch.float32), device=keys.device)
     kept = torch.ones(batch, length, dtype=torch.bool, device=keys.device)
     empty = empty.to(keys.device)
-    classes, parts, start, done = [], [], 0, 0
+    if prompt:
+        seen = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
+        told = {"sliding": inputs.sliding_window, "sinks": inputs.site.sinks, "softcap": inputs.site.softcap}
+        received[:, :prompt] = received_attention(*seen, inputs.scaling, window, **told)
+    classes, parts, start, done = [], [], prompt, 0
     while start < length:
         leaving = slice(window.sinks + done, window.sinks + packed_tokens(start + 1, window))
         if leaving.stop > leaving.start:

@@ -101,17 +101,16 @@ class Tiles(Classes):
         self, choices: Choices, energies: Energies, average: float, groups: HeadGroups, tables: Any
     ) -> Allocation:
         """Planes bought at one level over all classes, heads and layers; ``average`` counts everything in a tile."""
-        from aatc_cli.core.tile_plan import plan_tiles
+        from aatc_cli.core.tile_plan import TileBudget, plan_tiles
 
         recipe, values = choices.recipe, choices.grouped_energies(energies, groups)
         return plan_tiles(
             values,
             tables.classes,
-            average,
+            TileBudget(average, recipe.scale_bits, _quotas(recipe).lowest_bits),
             choices.filling.curve[: recipe.max_bits + 1],
             rule_of(recipe),
             groups.k,
-            recipe.scale_bits,
             joint=recipe.pool == "joint",
         )
 
