@@ -139,6 +139,9 @@ class Evaluation(Measurement):
     class_shares: list[float] | None = Field(
         None, description="with token rates, share of every class among packed tokens, on average over layers"
     )
+    kept_share: float | None = Field(
+        None, description="with a press, share of the packed tokens that it left, of a prompt where it acts at the end"
+    )
     distortion: list[DistortionRow] | None = None
     traces: list[TokenTrace] | None = Field(None, description="KL token by token of the windows for which it was asked")
 

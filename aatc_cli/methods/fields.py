@@ -35,7 +35,7 @@ class Coding(Settings):
 class RecipeFields(Settings):
     """Every field of a recipe with its default; `recipe.Recipe` checks them against the registry of choices."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", description="part of file names: no space, no slash")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", description="part of file names: no space, no slash")
     summary: str
     transform: str = Field("whiten", description="what turns a cached vector into latents")
     key_weight: str = Field("query", description="what noise in a latent of keys costs")

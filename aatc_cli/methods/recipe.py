@@ -98,10 +98,10 @@ class Recipe(RecipeFields):
             if self.keep is not None:
                 raise ValueError('keep is the share that a press leaves: press "none" leaves all tokens')
             return self
-        if choices.allocator.nothing or self.tokens is not None:
-            raise ValueError(
-                f'press "{name}" goes with a code at one rate: of token classes one without bits is eviction already'
-            )
+        if choices.allocator.nothing:
+            raise ValueError(f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name')
+        if self.tokens is not None:
+            raise ValueError(f'press "{name}" goes with codes of one rate: a class of tokens without bits is eviction')
         if self.keep is None and not (choices.allocator.one_width and self.min_bits == self.max_bits):
             raise ValueError(f'press "{name}" needs keep, the share of the tokens it leaves, with a code of many widths')
         if choices.transform.over_layers or choices.quantizer.along_tokens(self):
@@ -141,7 +141,7 @@ class Recipe(RecipeFields):
 
         Raises pydantic's `ValidationError` where the two do not go together.
         """
-        share = "" if keep is None else f"@{keep:g}"
+        share = "" if keep is None else f"-{keep:g}"
         added: dict[str, Any] = {"name": f"{self.name}+{press}{share}", "press": press, "keep": keep}
         if self.choices.transform.mixes or self.choices.quantizer.packed:
             added |= {"key_groups": "per-head", "value_groups": "per-head"}

@@ -45,8 +45,9 @@ def by_hand(bits, counts, sums: bool) -> int:
             span = slice(head * 16, (head + 1) * 16)
             keys, values = torch.tensor(layer["k"][span]), torch.tensor(layer["v"][span])
             blocks = -(-count // WINDOW.flush)
-            total += pack_keys(torch.zeros(1, count, 16, dtype=torch.int32), keys).numel()
-            total += pack_values(torch.zeros(1, blocks * WINDOW.flush, 16, dtype=torch.int32), values, WINDOW.flush).numel()
+            codes = torch.zeros(blocks, WINDOW.flush, 16, dtype=torch.int32)
+            total += pack_keys(codes.flatten(0, 1)[:count], pack_plan(layer["k"][span], WINDOW.flush)).numel()
+            total += pack_values(codes, pack_plan(layer["v"][span], WINDOW.flush)).numel()
             total += count * (int(keys.any()) + int(values.any()))
             total += np.packbits(np.zeros(160, dtype=bool)).nbytes
             total += torch.zeros(count + 36).nbytes if sums else 0
@@ -92,11 +93,12 @@ def test_bits_packed_are_all_there_is_by_number_of_the_text():
     assert law(bits, 0.25, sums=True).bits_packed == pytest.approx(0.25 * (4 + 8 / 16 + 32 / 32) + 1 / 32)
     half = law([{side: [16] * 32 for side in SIDES}] * 3, 0.125, overheads=Overheads({}))
     assert half.bits_packed == pytest.approx(2 + 1 / 32)
-    assert half.bits_packed == law([{side: [16] * 32 for side in SIDES}] * 3, 0.125, True, True, Overheads({})).bits_packed - 0.125
+    summed = law([{side: [16] * 32 for side in SIDES}] * 3, 0.125, sums=True, overheads=Overheads({}))
+    assert summed.bits_packed == pytest.approx(half.bits_packed + 0.125)
 
 
 def test_overheads_go_with_the_tokens_that_are_left():
-    recipe = load_recipe("per-token+h2o@0.25")
+    recipe = load_recipe("per-token+h2o-0.25")
     bits = [{side: [2] * 32 for side in SIDES}] * 3
     found = recipe.choices.layout(GEOMETRY, GROUPS, [bits], None, 0, 0.25)
     whole = load_recipe("per-token").choices.layout(GEOMETRY, GROUPS, [bits])
@@ -106,7 +108,7 @@ def test_overheads_go_with_the_tokens_that_are_left():
 
 
 def test_a_nominal_law_takes_heads_for_alike():
-    recipe = load_recipe("loss-aware+snapkv@0.25")
+    recipe = load_recipe("loss-aware+snapkv-0.25")
     found = recipe.choices.nominal_layout(GEOMETRY, GROUPS, 4.0)
     assert found.bits_packed == pytest.approx(0.25 * (4 + 1) + 1 / 32)
     assert pack_plan is not None

@@ -9,6 +9,7 @@ from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
+from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attention
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
 from aatc_cli.evals.forced.tiles import OnClasses, tile_codecs, tiles_attention
 from aatc_cli.evals.forced.token_rates import rates_attention
@@ -51,14 +52,21 @@ def forced_logits(
     positions: Tensor,
     prompt: int = 0,
     on_classes: OnClasses | None = None,
+    on_kept: OnKept | None = None,
 ) -> Tensor:
     """Logits of rising ``positions`` [n] of windows [B, T] read through the compressed cache. -> [B, n, V].
 
     The first ``prompt`` tokens enter the cache in one prefill: they see one another exactly, and what is packed of
     them is packed behind it, as the caches of `runtime` do. Without a prompt every token is decoded by itself. Tokens
-    behind the last position change nothing, so windows may be filled up there.
+    behind the last position change nothing, so windows may be filled up there. on_kept: told by methods with a press
+    what is left in every layer.
     """
     if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits_at(model, sites, method, tokens, positions, prompt)
-    with attention_override(model, sites, attention_of(method, on_classes, prompt)):
+    if method.press is None:
+        function = attention_of(method, on_classes, prompt)
+    else:
+        chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
+        function = pressed_attention(method, prompt, chosen, on_kept)
+    with attention_override(model, sites, function):
         return logits_at(model, tokens, positions.to(tokens.device))

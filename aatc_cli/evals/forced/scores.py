@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aatc_cli.core.joint import LayersCodec
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.passes import attention_of, class_count
+from aatc_cli.evals.forced.passes import class_count, forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import attention_override, scored_logits
+from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -27,7 +26,8 @@ _POSITIONS = 256
 class Scores:
     """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
 
-    classes: of methods with token rates, the packed tokens of every layer in every class, [L, n].
+    classes: of methods with token rates, the packed tokens of every layer in every class, [L, n]. kept: of methods
+    with a press, the share of the packed tokens that is left, by layer and kv head [L, H].
     """
 
     kl: list[Tensor] = field(default_factory=list)
@@ -35,6 +35,7 @@ class Scores:
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
     classes: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, Any]:
@@ -62,6 +63,13 @@ class Scores:
         shares: list[list[float]] = (counts / counts.sum(1, keepdim=True)).tolist()
         return shares
 
+    def kept_shares(self) -> list[list[float]] | None:
+        """Shares of the packed tokens that a press left, by layer and kv head; None without one."""
+        if not self.kept:
+            return None
+        shares: list[list[float]] = torch.stack(self.kept).to(torch.float64).mean(0).tolist()
+        return shares
+
     def nll_summary(self) -> dict[str, Any]:
         """nll with its standard error over windows, the reference's on the same positions, and both by window."""
         windows = [float(nll.mean()) for nll in self.nll]
@@ -84,8 +92,12 @@ def score_windows(
     windows: Tensor,
     first: int,
     after: Callable[[str], None],
+    prompt: int = 0,
 ) -> list[Scores]:
-    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done."""
+    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done.
+
+    prompt: leading tokens of a window that enter the caches in one prefill, as `passes.forced_logits` has it.
+    """
     results = [Scores() for _ in methods]
     device = input_device(model)
     for index, window in enumerate(windows):
@@ -98,7 +110,7 @@ def score_windows(
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()
-            logits = _logits(model, sites, method, tokens, first, scores)
+            logits = _logits(model, sites, method, tokens, range(first, tokens.shape[1] - 1), prompt, scores)
             check_finite(logits, method.name, index)
             _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
@@ -107,19 +119,33 @@ def score_windows(
 
 
 def _logits(
-    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
+    model: nn.Module,
+    sites: list[AttentionSite],
+    method: Method,
+    tokens: Tensor,
+    positions: range,
+    prompt: int,
+    scores: Scores,
 ) -> Tensor:
-    if isinstance(method.codecs[0]["k"], LayersCodec):
-        return chunked_logits(model, sites, method, tokens, first)
     counts: dict[int, Tensor] = {}
+    left: dict[int, Tensor] = {}
 
     def count(layer: int, classes: Tensor) -> None:
         counts[layer] = torch.bincount(classes.flatten(), minlength=class_count(method)).cpu()
 
-    with attention_override(model, sites, attention_of(method, count)):
-        logits = scored_logits(model, tokens, first)
+    def keep(layer: int, kept: Tensor, packed: int) -> None:
+        if method.press is not None and method.press.acts == "prompt":
+            # what came later was not chosen from
+            packed = packed_tokens(prompt, method.window)
+        span = kept[..., method.window.sinks : method.window.sinks + packed]
+        left[layer] = span.double().mean((0, 2)).cpu()
+
+    places = torch.tensor(positions)
+    logits = forced_logits(model, sites, method, tokens, places, prompt, count, keep)[0]
     if counts:
         scores.classes.append(torch.stack([counts[layer] for layer in sorted(counts)]))
+    if left:
+        scores.kept.append(torch.stack([left[layer] for layer in sorted(left)]))
     return logits
 
 

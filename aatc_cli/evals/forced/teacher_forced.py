@@ -7,7 +7,7 @@ in one pass, which is what sequential decoding would have seen token by token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,6 +21,7 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
@@ -40,13 +41,16 @@ class Method:
     """A compressed cache to evaluate: one codec per layer and side, and the window it keeps exact.
 
     coordinates: what the codecs are given, keys before RoPE and vectors without projection bias ("pre-rope"), or both
-    as the model's own cache holds them. A codec over all layers is the same object in every layer.
+    as the model's own cache holds them. A codec over all layers is the same object in every layer. press: which tokens
+    stay, where some do not; encode: tokens of a text, for a press that asks for the prompt again.
     """
 
     name: str
     codecs: Codecs
     window: Window
     coordinates: Coordinates
+    press: Pressed | None = None
+    encode: Callable[[str], list[int]] | None = None
 
 
 def method_logits(

@@ -61,12 +61,21 @@ class Frame:
             stride=self._stride,
             first=s.first_position,
             queries=s.measured_queries,
+            **({"prompt": s.prompt_tokens} if s.prompt_tokens else {}),
         )
 
     def evaluation(
-        self, subject: Subject, seconds: float, measured: dict[str, Any], shares: list[list[float]] | None = None
+        self,
+        subject: Subject,
+        seconds: float,
+        measured: dict[str, Any],
+        shares: list[list[float]] | None = None,
+        kept: list[list[float]] | None = None,
     ) -> Evaluation:
-        """The record of one subject with what was measured; sizes at the ``shares`` of token classes, if there are."""
+        """The record of one subject with what was measured; sizes at the ``shares`` of token classes, if there are.
+
+        kept: of a press, the shares that kv heads keep, by layer.
+        """
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         origin = self.opened.origin(subject)
         layout = subject.plan.layout if subject.plan else None
@@ -75,6 +84,11 @@ class Frame:
             means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
             origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
             measured = measured | {"class_shares": means}
+        if layout is not None and kept is not None:
+            layout = layout.of_prompt(s.prompt_tokens)
+            layout = layout if subject.recipe.choices.press.spread == "head" else layout.with_shares(kept)
+            origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
+            measured = measured | {"kept_share": sum(map(sum, kept)) / sum(map(len, kept))}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries
         return Evaluation.model_validate(
             {

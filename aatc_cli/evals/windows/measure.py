@@ -13,6 +13,7 @@ from aatc_cli.evals.keeping import already
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject, placed_codecs
 from aatc_cli.evals.windows.frame import Frame, check_packed
+from aatc_cli.evals.windows.prompts import check_prompt
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.models.adapter import attention_sites
 
@@ -32,6 +33,7 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
             "use a smaller --first or a larger --length",
         )
     opened.check_length(settings.length)
+    check_prompt(opened.subjects, settings)
     for subject in opened.subjects:
         check_packed(subject, settings.length)
     frames = [Frame.of(opened, settings, text) for text in dict.fromkeys(settings.text)]
@@ -65,7 +67,15 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
     model = opened.model()
     sites = attention_sites(model)
     methods = [
-        Method(s.name, placed_codecs(s, sites, opened.options), s.recipe.window, s.recipe.coordinates) for s in subjects
+        Method(
+            s.name,
+            placed_codecs(s, sites, opened.options),
+            s.recipe.window,
+            s.recipe.coordinates,
+            s.plan.pressed if s.plan else None,
+            opened.tokenizer.encode,
+        )
+        for s in subjects
     ]
     what = f"eval {opened.task}"
     with progress(what, frame.windows.tokens.shape[0] * (1 + len(methods))) as ticker:
@@ -76,4 +86,5 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
             frame.windows.tokens,
             frame.settings.first_position,
             lambda name: ticker.advance(text=f"{what}: {name}"),
+            frame.settings.prompt_tokens,
         )
