@@ -78,7 +78,9 @@ def load_recipe(name: str) -> Recipe:
     try:
         return load_named("recipes", code, Recipe).with_press(found[1], float(found[2]) if found[2] else None)
     except ValidationError as error:
-        raise AatcError(f"recipe {name}: {explain(error)}", "write CODE+PRESS-KEEP, as loss-aware+snapkv-0.25") from error
+        raise AatcError(
+            f"recipe {name}: {explain(error)}", "write CODE+PRESS-KEEP, as loss-aware+snapkv-0.25"
+        ) from error
     except ValueError as error:
         raise AatcError(f"recipe {name}: {found[2]} is no share of tokens", f"write {code}+{found[1]}-0.25") from error
 

@@ -114,7 +114,6 @@ def _classes(
     values: Mapping[Side, Sequence[Floats]], costs: Sequence[Mapping[Side, Floats]], rule: TileRule
 ) -> TokenClasses:
     """What a Plan says of its classes: quotas, and what noise that costs the average token alike costs each."""
-    layers = len(costs)
     found = {
         side: np.array(
             [
@@ -124,4 +123,4 @@ def _classes(
         )
         for side in SIDES
     }
-    return TokenClasses(np.zeros((layers, 0)), np.tile(np.array(rule.quotas), (layers, 1)), found)
+    return TokenClasses(rule.quotas, found)

@@ -97,11 +97,9 @@ class Quantizer(Choice, TableMaker):
 class Classes(Choice):
     """How tokens are told apart.
 
-    measured: thresholds and shares are of the calibration text, and a Plan holds them; else a recipe says the shares.
     tiled: classes are quotas inside a tile, whose codecs hold the rule; the packed cache keeps them.
     """
 
-    measured: ClassVar[bool] = False
     tiled: ClassVar[bool] = False
 
     def told_by(self) -> type[Settings] | None:
@@ -113,15 +111,15 @@ class Classes(Choice):
         return 1
 
     def shares(self, recipe: RecipeFields) -> Sequence[float]:
-        """Share of the tokens in every class, where a recipe says it."""
+        """Share of the tokens in every class."""
         return (1.0,)
 
-    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor, thresholds: Tensor) -> Any:
+    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor) -> Any:
         """The codec of one site with widths ``bits`` [n, C] of n classes, from that of the first class."""
         return codec
 
-    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> Any:
-        """Classes that a Transform of these watched ``lags`` tells apart, or None; raises `AatcError`."""
+    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry) -> Any:
+        """What a Transform says that tokens of each class cost, or None; raises `AatcError`."""
         return None
 
     def allocate(
@@ -228,11 +226,9 @@ class Choices:
                     "set block in the recipe to a divisor of that number, or choose other head groups",
                 )
 
-    def read_tables(self, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> MethodTables:
-        """What it needs of a Transform whose received attention was watched at ``lags``; raises `AatcError`."""
-        return MethodTables(
-            self.allocator.read(self, tensors, geometry), self.classes.read(self, tensors, geometry, lags)
-        )
+    def read_tables(self, tensors: Tensors, geometry: Geometry) -> MethodTables:
+        """What it needs of a Transform; raises `AatcError`."""
+        return MethodTables(self.allocator.read(self, tensors, geometry), self.classes.read(self, tensors, geometry))
 
     def allocate(
         self, energies: Energies, average: float, groups: HeadGroups | None = None, tables: MethodTables | None = None
@@ -249,26 +245,16 @@ class Choices:
         return self.classes.allocate(self, energies, average, found, tables or MethodTables())
 
     def layout(
-        self,
-        geometry: Geometry,
-        groups: HeadGroups,
-        bits: Sequence[Widths],
-        shares: Sequence[Sequence[float]] | None = None,
-        blocks: int = 0,
-        keep: float = 1.0,
+        self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0, keep: float = 1.0
     ) -> CacheLayout:
-        """The byte law of widths bits[class][layer][side] [C] and shares[layer][class]; blocks: of one precision.
-
-        keep: share of the tokens that the press leaves.
-        """
-        held = shares if shares is not None else [[1.0]] * geometry.layers
-        planned = PlannedWidths(bits, held, blocks, keep)
+        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision; keep: share of the tokens."""
+        planned = PlannedWidths(bits, blocks, keep)
         return self.press.layout(self.classes.layout(self, geometry, groups, planned), planned)
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """The byte law at an average width, before any plan exists; of a press at the share that its recipe says."""
         law = self.classes.nominal(self, geometry, groups, bits)
-        return self.press.layout(law, PlannedWidths((), (), 0, self.recipe.keep or 1.0))
+        return self.press.layout(law, PlannedWidths((), 0, self.recipe.keep or 1.0))
 
     def codecs(self, sites: Sites, device: str) -> list[dict[Side, Any]]:
         """One codec per layer and side on ``device``; of a transform over all layers the same one for every layer.

@@ -99,11 +99,15 @@ class Recipe(RecipeFields):
                 raise ValueError('keep is the share that a press leaves: press "none" leaves all tokens')
             return self
         if choices.allocator.nothing:
-            raise ValueError(f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name')
+            raise ValueError(
+                f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name'
+            )
         if self.tokens is not None:
             raise ValueError(f'press "{name}" goes with codes of one rate: a class of tokens without bits is eviction')
         if self.keep is None and not (choices.allocator.one_width and self.min_bits == self.max_bits):
-            raise ValueError(f'press "{name}" needs keep, the share of the tokens it leaves, with a code of many widths')
+            raise ValueError(
+                f'press "{name}" needs keep, the share of the tokens it leaves, with a code of many widths'
+            )
         if choices.transform.over_layers or choices.quantizer.along_tokens(self):
             raise ValueError(f'press "{name}" goes with codes of one token of a layer: this one codes several together')
         alone = self.key_groups == self.value_groups == "per-head"

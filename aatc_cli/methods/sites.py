@@ -79,13 +79,9 @@ class Site:
 
 @dataclass(frozen=True)
 class PlannedWidths:
-    """What a plan says: bits[class][layer][side] [C], shares[layer][class] of the tokens, blocks over all sites.
-
-    keep: share of the tokens that stay.
-    """
+    """What a plan says: bits[class][layer][side] [C], blocks of one precision over all sites, share of tokens kept."""
 
     bits: Sequence[Widths]
-    shares: Sequence[Sequence[float]]
     blocks: int = 0
     keep: float = 1.0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
@@ -23,7 +23,10 @@ from aatc_cli.models.attention import LayerInputs, attention_override, exact_att
 from aatc_cli.models.limits import check_length
 
 # the words of the instruction, for the beginning of a prompt and for later parts of it
-FIRST_PART, LATER_PART = "\n\nWrite out all of the text above again:\n", "\n\nWrite out the text above again from here:\n"
+FIRST_PART, LATER_PART = (
+    "\n\nWrite out all of the text above again:\n",
+    "\n\nWrite out the text above again from here:\n",
+)
 # tokens of a chunk, and those of the chunk before that tell where a later one begins
 _CHUNK, _LEAD = 2048, 8
 # queries whose weights are held at once
@@ -43,9 +46,7 @@ def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Wind
 
 
 @torch.no_grad()
-def second_reading(
-    model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int
-) -> list[Tensor]:
+def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int) -> list[Tensor]:
     """Largest weights [1, H, P] of the prompt ``tokens`` [1, P] in every compressed layer.
 
     encode: tokens of the instruction. Raises `AatcError` where prompt and second reading together are more than the

@@ -127,8 +127,6 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    if derived.classes is not None:
-        plan.classes.require(plan.artifact, derived.classes)
     if layout.keep != plan.keep:
         raise plan.artifact.damaged(f"the share of tokens that stay is {plan.keep}, and not {layout.keep}")
     return differences
@@ -206,11 +204,11 @@ class Planner:
         bits: list[dict[Side, Any]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
         if allocation.classes is None:
             blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-            return self.choices.layout(self.geometry, self.groups, [bits], None, blocks, keep)
+            return self.choices.layout(self.geometry, self.groups, [bits], blocks, keep)
         by_class = [
             [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
         ]
-        return self.choices.layout(self.geometry, self.groups, by_class, allocation.classes.shares.tolist())
+        return self.choices.layout(self.geometry, self.groups, by_class)
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:

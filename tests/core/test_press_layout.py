@@ -100,7 +100,7 @@ def test_bits_packed_are_all_there_is_by_number_of_the_text():
 def test_overheads_go_with_the_tokens_that_are_left():
     recipe = load_recipe("per-token+h2o-0.25")
     bits = [{side: [2] * 32 for side in SIDES}] * 3
-    found = recipe.choices.layout(GEOMETRY, GROUPS, [bits], None, 0, 0.25)
+    found = recipe.choices.layout(GEOMETRY, GROUPS, [bits], 0, 0.25)
     whole = load_recipe("per-token").choices.layout(GEOMETRY, GROUPS, [bits])
     tokens = 4 + 160 + 128
     for cause in ("key_scales", "value_minima"):

@@ -218,7 +218,7 @@ def test_kvzip_shares_places_over_layers_and_asks_for_a_second_pass():
     candidates = torch.zeros(1, HEADS, LENGTH, dtype=torch.bool)
     candidates[..., 3:115] = True
     masks = share_over_layers(scores, candidates, 10)
-    joined = sorted((float(scores[k][0, h, i]) for k in range(4) for h in range(HEADS) for i in range(3, 115)))
+    joined = sorted(float(scores[k][0, h, i]) for k in range(4) for h in range(HEADS) for i in range(3, 115))
     for mask, score in zip(masks, scores, strict=True):
         assert torch.equal(mask, candidates & (score >= joined[-10 * HEADS * 4]))
     state = PressState.empty(Pressed(press_of("kvzip"), 0.5), WINDOW, BATCH, HEADS, torch.device("cpu"))

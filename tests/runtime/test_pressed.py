@@ -133,7 +133,7 @@ def test_eviction_alone_keeps_vectors_as_the_model_has_them(model, name):
         left[layer] = kept
 
     method = method_of(exact(model), name, coordinates="post-rope")
-    found = forced_logits(model, attention_sites(model), method, tokens, places, PROMPT, None, keep)
+    found = forced_logits(model, attention_sites(model), method, tokens, places, PROMPT, keep)
     assert close(found, masked(model, tokens, left, latest=name == "streaming-llm")[:, PROMPT:])
     session = session_of(model, exact(model), name, coordinates="post-rope")
     assert close(decoded(session, tokens, PROMPT)[:, 1:], found)

@@ -89,7 +89,9 @@ class PressState:
         """Queries paid ``weights`` [b, Hq, n, S] to the first S tokens."""
         if self.pressed.rule.sums:
             paid = by_kv_head(weights, int(self.kept.shape[1])).to(self.received.dtype)
-            self.received = torch.cat((self.received[..., : paid.shape[2]] + paid, self.received[..., paid.shape[2] :]), 2)
+            self.received = torch.cat(
+                (self.received[..., : paid.shape[2]] + paid, self.received[..., paid.shape[2] :]), 2
+            )
 
     def settle(self, packed: int, facts: LayerFacts, values: Callable[[], Tensor]) -> None:
         """``packed`` tokens behind the sinks have left the window: choose which of them stay.

@@ -6,41 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attention
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
-from aatc_cli.evals.forced.tiles import OnClasses, tile_codecs, tiles_attention
-from aatc_cli.evals.forced.token_rates import rates_attention
+from aatc_cli.evals.forced.tiles import tile_codecs, tiles_attention
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, attention_override, logits_at
 
 
-def attention_of(method: Method, on_classes: OnClasses | None = None, prompt: int = 0) -> AttentionFunction:
+def attention_of(method: Method, prompt: int = 0) -> AttentionFunction:
     """The attention of a method that codes layer by layer, behind a prefill of ``prompt`` tokens.
 
-    on_classes: told the classes of packed tokens of every layer, by methods that have some. Raises `ValueError` for
-    codecs over all layers, which take several passes.
+    Raises `ValueError` for codecs over all layers, which take several passes.
     """
     codec = method.codecs[0]["k"]
     if isinstance(codec, LayersCodec):
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
-        return tiles_attention(tile_codecs(method), codec.rule, method.window, on_classes, prompt)
-    return (
-        rates_attention(method, on_classes, prompt)
-        if isinstance(codec, RatedCodec)
-        else method_attention(method, prompt)
-    )
-
-
-def class_count(method: Method) -> int:
-    """Classes of tokens that a method tells apart."""
-    codec = method.codecs[0]["k"]
-    if isinstance(codec, TileCodec):
-        return codec.classes
-    return len(codec.codecs) if isinstance(codec, RatedCodec) else 1
+        return tiles_attention(tile_codecs(method), codec.rule, method.window, None, prompt)
+    return method_attention(method, prompt)
 
 
 @torch.no_grad()
@@ -51,7 +36,6 @@ def forced_logits(
     tokens: Tensor,
     positions: Tensor,
     prompt: int = 0,
-    on_classes: OnClasses | None = None,
     on_kept: OnKept | None = None,
 ) -> Tensor:
     """Logits of rising ``positions`` [n] of windows [B, T] read through the compressed cache. -> [B, n, V].
@@ -64,7 +48,7 @@ def forced_logits(
     if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits_at(model, sites, method, tokens, positions, prompt)
     if method.press is None:
-        function = attention_of(method, on_classes, prompt)
+        function = attention_of(method, prompt)
     else:
         chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
         function = pressed_attention(method, prompt, chosen, on_kept)

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.evals.forced.passes import class_count, forced_logits
+from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.passes import attention_of, forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -26,15 +28,13 @@ _POSITIONS = 256
 class Scores:
     """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
 
-    classes: of methods with token rates, the packed tokens of every layer in every class, [L, n]. kept: of methods
-    with a press, the share of the packed tokens that is left, by layer and kv head [L, H].
+    kept: of methods with a press, the share of the packed tokens that is left, by layer and kv head [L, H].
     """
 
     kl: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
-    classes: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -54,14 +54,6 @@ class Scores:
             "top1": top1,
             "top1_stderr": top1_stderr,
         }
-
-    def class_shares(self) -> list[list[float]] | None:
-        """Shares of the classes among packed tokens, by layer; None without classes or packed tokens."""
-        counts = torch.stack(self.classes).sum(0).to(torch.float64) if self.classes else torch.zeros(1, 1)
-        if not bool((counts.sum(1) > 0).all()):
-            return None
-        shares: list[list[float]] = (counts / counts.sum(1, keepdim=True)).tolist()
-        return shares
 
     def kept_shares(self) -> list[list[float]] | None:
         """Shares of the packed tokens that a press left, by layer and kv head; None without one."""
@@ -127,11 +119,12 @@ def _logits(
     prompt: int,
     scores: Scores,
 ) -> Tensor:
-    counts: dict[int, Tensor] = {}
     left: dict[int, Tensor] = {}
-
-    def count(layer: int, classes: Tensor) -> None:
-        counts[layer] = torch.bincount(classes.flatten(), minlength=class_count(method)).cpu()
+    if not prompt and method.press is None:
+        if isinstance(method.codecs[0]["k"], LayersCodec):
+            return chunked_logits(model, sites, method, tokens, positions.start)
+        with attention_override(model, sites, attention_of(method)):
+            return scored_logits(model, tokens, positions.start)
 
     def keep(layer: int, kept: Tensor, packed: int) -> None:
         if method.press is not None and method.press.acts == "prompt":
@@ -140,10 +133,7 @@ def _logits(
         span = kept[..., method.window.sinks : method.window.sinks + packed]
         left[layer] = span.double().mean((0, 2)).cpu()
 
-    places = torch.tensor(positions)
-    logits = forced_logits(model, sites, method, tokens, places, prompt, count, keep)[0]
-    if counts:
-        scores.classes.append(torch.stack([counts[layer] for layer in sorted(counts)]))
+    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep)[0]
     if left:
         scores.kept.append(torch.stack([left[layer] for layer in sorted(left)]))
     return logits

@@ -12,7 +12,9 @@ from aatc_cli.evals.windows.settings import PROMPT, WindowSettings
 class Settings(WindowSettings):
     """Windows, and the first position that is scored."""
 
-    first: Annotated[int, Field(ge=0)] | None = Field(None, description="First scored position. Default: 0, or behind the prompt.")
+    first: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="First scored position. Default: 0, or behind the prompt."
+    )
     prompt: int = Field(0, ge=0, description=PROMPT)
 
     @property

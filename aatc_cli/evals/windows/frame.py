@@ -65,25 +65,12 @@ class Frame:
         )
 
     def evaluation(
-        self,
-        subject: Subject,
-        seconds: float,
-        measured: dict[str, Any],
-        shares: list[list[float]] | None = None,
-        kept: list[list[float]] | None = None,
+        self, subject: Subject, seconds: float, measured: dict[str, Any], kept: list[list[float]] | None = None
     ) -> Evaluation:
-        """The record of one subject with what was measured; sizes at the ``shares`` of token classes, if there are.
-
-        kept: of a press, the shares that kv heads keep, by layer.
-        """
+        """The record of one subject with what was measured. kept: of a press, what kv heads keep, by layer."""
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
-        origin = self.opened.origin(subject)
         layout = subject.plan.layout if subject.plan else None
-        if layout is not None and shares is not None:
-            layout = layout.with_shares(shares)
-            means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-            origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
-            measured = measured | {"class_shares": means}
+        origin = self.opened.origin(subject)
         if layout is not None and kept is not None:
             layout = layout.of_prompt(s.prompt_tokens)
             layout = layout if subject.recipe.choices.press.spread == "head" else layout.with_shares(kept)
