@@ -36,7 +36,7 @@ Encode = Callable[[str], list[int]]
 
 
 def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Window) -> list[Tensor]:
-    """What a press that reads prompts twice leaves of one: masks [1, H, P] by compressed layer, from `second_reading`."""
+    """What a press that reads prompts twice leaves of one: masks [1, H, P] by layer, from `second_reading`."""
     length, heads = int(scores[0].shape[2]), int(scores[0].shape[1])
     packed = packed_tokens(length, window)
     places = torch.arange(length, device=scores[0].device)

@@ -18,7 +18,7 @@ def check_prompt(subjects: Sequence[Subject], settings: WindowSettings) -> None:
     prompt = settings.prompt_tokens
     if prompt and settings.first_position < prompt:
         raise UsageError(
-            f"--first {settings.first_position} lies in the prompt of {prompt} tokens, which sees all of itself exactly",
+            f"--first {settings.first_position} lies in the prompt of {prompt} tokens, which is not compressed yet",
             f"score from --first {prompt} on, or give a shorter --prompt",
         )
     if prompt >= settings.length - 1:

@@ -124,7 +124,7 @@ class PressedStore(SimulatedStore):
 
 
 def tell_choices(stores: Sequence[object], masks: Sequence[Sequence[Tensor]]) -> None:
-    """Tell the pressed ones among the stores of all layers what stays of the next prompt: masks[row][layer] [1, H, P]."""
+    """Tell the pressed among the stores of all layers what stays of the next prompt: masks[row][layer] [1, H, P]."""
     pressed = [store for store in stores if isinstance(store, PressedStore)]
     for store, rows in zip(pressed, zip(*masks, strict=True), strict=True):
         store.state.chosen = torch.cat(rows, 0)
