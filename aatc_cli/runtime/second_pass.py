@@ -8,6 +8,7 @@ the chunk and what stands behind the prompt. Source: KVzip (2505.23416).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,22 @@ def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Wind
     among = (places >= window.sinks) & (places < window.sinks + packed)
     candidates = among.expand(1, heads, length)
     return share_over_layers(scores, candidates, kept_count(packed, pressed.share))
+
+
+@dataclass
+class Reader:
+    """Reads prompts twice with one tokenizer, and remembers the last, which several presses ask for in turn."""
+
+    encode: Encode
+    _last: tuple[Any, ...] = ()
+
+    def scores(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Tensor]:
+        """As `second_reading`."""
+        asked = (model, sinks, tokens.tolist())
+        if not self._last or self._last[0] is not model or self._last[1:3] != asked[1:]:
+            self._last = (*asked, second_reading(model, sites, tokens, self.encode, sinks))
+        found: list[Tensor] = self._last[3]
+        return found
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.forms import codecs_spec
 from aatc_cli.runtime.prefill import shared_prefill
 from aatc_cli.runtime.pressed.form import pressed_spec
+from aatc_cli.runtime.second_pass import Reader
 from aatc_cli.runtime.session import Session
 
 WINDOW = Window(sinks=3, recent=16, flush=8)
@@ -81,7 +82,7 @@ def session_of(model, codecs, name: str, share: float = SHARE, coordinates="pre-
 
 
 def method_of(codecs, name: str, share: float = SHARE, coordinates="pre-rope") -> Method:
-    return Method(name, codecs, WINDOW, coordinates, Pressed(press_of(name), share), encode)
+    return Method(name, codecs, WINDOW, coordinates, Pressed(press_of(name), share), Reader(encode))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.teacher_forced import Method, reconstruct
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, exact_attention
-from aatc_cli.runtime.second_pass import choices_over_layers, second_reading
+from aatc_cli.runtime.second_pass import choices_over_layers
 
 # told of every layer: the tokens [B, H, T] that are left, and how many are packed
 OnKept = Callable[[int, Tensor, int], None]
@@ -58,11 +58,11 @@ def choices_ahead(model: nn.Module, sites: list[AttentionSite], method: Method, 
     pressed = method.press
     if pressed is None or not pressed.rule.rereads or not prompts.shape[1]:
         return []
-    if method.encode is None:
+    if method.reader is None:
         raise AatcError(f"press {pressed.rule.name} needs a tokenizer, to ask for the prompt again", "use aatc eval")
     rows = []
     for row in prompts:
-        scores = second_reading(model, sites, row[None], method.encode, method.window.sinks)
+        scores = method.reader.scores(model, sites, row[None], method.window.sinks)
         rows.append(choices_over_layers(scores, pressed, method.window))
     return [torch.cat(masks, 0) for masks in zip(*rows, strict=True)]
 

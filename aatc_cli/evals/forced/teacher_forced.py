@@ -7,7 +7,7 @@ in one pass, which is what sequential decoding would have seen token by token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -28,6 +28,7 @@ from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 from aatc_cli.models.capture import capture
+from aatc_cli.runtime.second_pass import Reader
 
 _TILE = 256
 
@@ -41,7 +42,7 @@ class Method:
 
     coordinates: what the codecs are given, keys before RoPE and vectors without projection bias ("pre-rope"), or both
     as the model's own cache holds them. A codec over all layers is the same object in every layer. press: which tokens
-    stay, where some do not; encode: tokens of a text, for a press that asks for the prompt again.
+    stay, where some do not; reader: reads a prompt a second time, for a press that asks for it.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Method:
     window: Window
     coordinates: Coordinates
     press: Pressed | None = None
-    encode: Callable[[str], list[int]] | None = None
+    reader: Reader | None = None
 
 
 def method_logits(
