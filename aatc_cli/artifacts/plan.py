@@ -25,7 +25,6 @@ from aatc_cli.profiles import dump, explain
 
 if TYPE_CHECKING:
     from aatc_cli.core.allocate import Allocation
-    from aatc_cli.core.press.state import Pressed
 
 # tokens of the byte law in the results of a plan whose budget names none: those at which the paper counts
 _CONTEXT = 8192
@@ -107,13 +106,6 @@ class Plan(Noun):
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         widths = [self.class_bits(k) for k in range(self.classes.count)]
         return self.recipe.choices.layout(self.geometry, self.groups, widths, blocks, self.keep)
-
-    @property
-    def pressed(self) -> Pressed | None:
-        """The press at this plan's share; None where all tokens stay."""
-        from aatc_cli.core.press.state import Pressed
-
-        return Pressed(self.recipe.choices.press, self.keep) if self.recipe.pressed else None
 
     @property
     def mean_bits(self) -> float:

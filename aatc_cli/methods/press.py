@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aatc_cli.core.layout import CacheLayout
     from aatc_cli.core.press.seen import Seen
+    from aatc_cli.core.press.state import Pressed
     from aatc_cli.methods.sites import PlannedWidths
 
 
@@ -39,6 +40,12 @@ class Press(Choice):
     def nothing(self) -> bool:
         """Whether all tokens stay."""
         return False
+
+    def at(self, share: float) -> Pressed | None:
+        """The press at the share of a plan; None where all tokens stay."""
+        from aatc_cli.core.press.state import Pressed
+
+        return None if self.nothing else Pressed(self, share)
 
     def score(self, seen: Seen) -> Tensor:
         """What a token is worth, [B, H, T]; of those that are no candidates it may be anything but NaN."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
