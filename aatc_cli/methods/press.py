@@ -41,11 +41,12 @@ class Press(Choice):
         """Whether all tokens stay."""
         return False
 
-    def at(self, share: float) -> Pressed | None:
-        """The press at the share of a plan; None where all tokens stay."""
+    def of_plan(self, layout: CacheLayout) -> Pressed | None:
+        """The press at the share of a plan with this byte law; None where all tokens stay."""
+        from aatc_cli.core.press.layout import PressLayout
         from aatc_cli.core.press.state import Pressed
 
-        return None if self.nothing else Pressed(self, share)
+        return Pressed(self, layout.keep, layout.token_bytes()) if isinstance(layout, PressLayout) else None
 
     def score(self, seen: Seen) -> Tensor:
         """What a token is worth, [B, H, T]; of those that are no candidates it may be anything but NaN."""
@@ -59,7 +60,7 @@ class Press(Choice):
 
         scores = self.score(seen)
         if self.spread == "layer":
-            return best(scores, seen.candidates, share_out(scores, seen.candidates, count, self.floor))
+            return best(scores, seen.candidates, share_out(scores, seen.candidates, count, self.floor, seen.costs))
         counts = torch.full(scores.shape[:2], count, device=scores.device)
         return best(scores, seen.candidates, counts)
 

@@ -43,7 +43,7 @@ def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Wind
     places = torch.arange(length, device=scores[0].device)
     among = (places >= window.sinks) & (places < window.sinks + packed)
     candidates = among.expand(1, heads, length)
-    return share_over_layers(scores, candidates, kept_count(packed, pressed.share))
+    return share_over_layers(scores, candidates, kept_count(packed, pressed.share), pressed.costs_of_all())
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Layer:
 
     def kept(self, name: str, share: float) -> torch.Tensor:
         """What is left after this prompt."""
-        state = PressState.empty(Pressed(press_of(name), share), WINDOW, BATCH, HEADS, torch.device("cpu"))
+        state = PressState.empty(Pressed(press_of(name), share), WINDOW, (BATCH, HEADS), torch.device("cpu"))
         state.received = state.received.double()
         state.see(self.prompt)
         state.settle(PACKED, self.facts, lambda: self.values)
@@ -187,7 +187,7 @@ def test_no_share_beyond_what_is_there(name):
 def test_what_is_evicted_never_comes_back(name):
     """Later blocks, other sums: of the packed tokens so many are left, and all of them were left before."""
     layer, share = LAYERS["plain"], 0.3
-    state = PressState.empty(Pressed(press_of(name), share), WINDOW, BATCH, HEADS, torch.device("cpu"))
+    state = PressState.empty(Pressed(press_of(name), share), WINDOW, (BATCH, HEADS), torch.device("cpu"))
     before = torch.ones(BATCH, HEADS, 0, dtype=torch.bool)
     for packed in (16, 48, 64, PACKED):
         tokens = WINDOW.sinks + packed + WINDOW.recent
@@ -203,7 +203,7 @@ def test_what_is_evicted_never_comes_back(name):
 
 def test_a_prompt_press_leaves_later_tokens_alone():
     layer = LAYERS["plain"]
-    state = PressState.empty(Pressed(press_of("snapkv"), 0.25), WINDOW, BATCH, HEADS, torch.device("cpu"))
+    state = PressState.empty(Pressed(press_of("snapkv"), 0.25), WINDOW, (BATCH, HEADS), torch.device("cpu"))
     state.see(layer.prompt)
     state.settle(PACKED, layer.facts, lambda: layer.values)
     first = state.kept
@@ -221,7 +221,7 @@ def test_kvzip_shares_places_over_layers_and_asks_for_a_second_pass():
     joined = sorted(float(scores[k][0, h, i]) for k in range(4) for h in range(HEADS) for i in range(3, 115))
     for mask, score in zip(masks, scores, strict=True):
         assert torch.equal(mask, candidates & (score >= joined[-10 * HEADS * 4]))
-    state = PressState.empty(Pressed(press_of("kvzip"), 0.5), WINDOW, BATCH, HEADS, torch.device("cpu"))
+    state = PressState.empty(Pressed(press_of("kvzip"), 0.5), WINDOW, (BATCH, HEADS), torch.device("cpu"))
     state.see(LAYERS["plain"].prompt)
     with pytest.raises(AatcError, match="kvzip reads a prompt a second time"):
         state.settle(PACKED, LAYERS["plain"].facts, lambda: LAYERS["plain"].values)
@@ -240,3 +240,21 @@ def test_counts_are_what_a_share_allows():
     assert [kept_count(n, 0.25) for n in (0, 3, 4, 16, 17)] == [0, 0, 1, 4, 4]
     assert kept_count(1000, 0.3) == 300
     assert kept_count(7, 1.0) == 7
+
+
+def test_places_are_shared_by_bytes():
+    """Heads of twice the bytes count twice: the best are taken while all fit, which even shares would take as well."""
+    scores, costs = rand(2, 3, 40, seed=9), torch.tensor([0.5, 1.0, 1.5])
+    candidates = torch.ones(2, 3, 40, dtype=torch.bool)
+    [mask] = share_over_layers([scores], candidates, 10, costs)
+    assert torch.equal(share_out(scores, candidates, 10, 0.0, costs), mask.sum(-1))
+    for row in range(2):
+        spent, expected = 0.0, set()
+        for _, head, token in sorted(
+            ((float(scores[row, h, t]), h, t) for h in range(3) for t in range(40)), reverse=True
+        ):
+            spent += float(costs[head])
+            if spent > 30:
+                break
+            expected.add((head, token))
+        assert {tuple(place) for place in mask[row].nonzero().tolist()} == expected

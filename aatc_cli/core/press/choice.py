@@ -25,30 +25,40 @@ def best(scores: Tensor, candidates: Tensor, counts: Tensor) -> Tensor:
     return (_ranks(scores, candidates) < counts[..., None]) & candidates
 
 
-def share_out(scores: Tensor, candidates: Tensor, count: int, floor: float) -> Tensor:
+def share_out(scores: Tensor, candidates: Tensor, count: int, floor: float, costs: Tensor | None = None) -> Tensor:
     """Tokens of every head where a layer's heads share ``count`` each: [B, H], by score over all heads.
 
-    Every head keeps ``floor`` of an even share first (AdaKV's safeguard, 2407.11550).
+    Every head keeps ``floor`` of an even share first (AdaKV's safeguard, 2407.11550). costs [H]: bytes of a token of
+    each head, relative to the mean; the best are then taken as long as all their bytes are those of even shares.
     """
-    batch, heads, length = scores.shape
     safe = _ranks(scores, candidates) < math.floor(count * floor)
     raised = torch.where(safe & candidates, torch.full_like(scores, torch.inf), scores)
-    total = torch.full((batch, 1), count * heads, device=scores.device)
-    chosen = best(raised.reshape(batch, 1, -1), candidates.reshape(batch, 1, -1), total)
-    return chosen.view(batch, heads, length).sum(-1)
+    return _shared(raised, candidates, count, costs).sum(-1)
 
 
-def share_over_layers(scores: Sequence[Tensor], candidates: Tensor, count: int) -> list[Tensor]:
+def share_over_layers(
+    scores: Sequence[Tensor], candidates: Tensor, count: int, costs: Tensor | None = None
+) -> list[Tensor]:
     """Masks [B, H, T] of every layer where all heads of all layers share ``count`` tokens each, by score alone.
 
-    scores [B, H, T] of every layer; candidates [B, H, T] are the same in all of them.
+    scores [B, H, T] of every layer; candidates [B, H, T] are the same in all of them; costs [L H] as of `share_out`.
     """
-    joined = torch.cat(list(scores), 1)
-    batch, heads, length = joined.shape
     where = candidates.repeat(1, len(scores), 1)
-    total = torch.full((batch, 1), count * heads, device=joined.device)
-    chosen = best(joined.reshape(batch, 1, -1), where.reshape(batch, 1, -1), total)
-    return list(chosen.view(batch, heads, length).chunk(len(scores), 1))
+    return list(_shared(torch.cat(list(scores), 1), where, count, costs).chunk(len(scores), 1))
+
+
+def _shared(scores: Tensor, candidates: Tensor, count: int, costs: Tensor | None) -> Tensor:
+    """The best candidates of all heads that together cost no more than ``count`` of each: mask [B, H, T]."""
+    batch, heads, length = scores.shape
+    ranks = _ranks(scores.reshape(batch, 1, -1), candidates.reshape(batch, 1, -1))[:, 0]
+    each = torch.ones(heads) if costs is None else costs
+    paid = each.to(scores.device, torch.float64).repeat_interleave(length).expand_as(ranks)
+    order = torch.empty_like(ranks).scatter_(
+        -1, ranks, torch.arange(heads * length, device=ranks.device).expand_as(ranks)
+    )
+    # what floats cannot tell from the whole sum is within it
+    within = paid.gather(-1, order).cumsum(-1) <= count * float(paid[0].sum()) / length * (1 + 1e-9)
+    return torch.empty_like(within).scatter_(-1, order, within).view(batch, heads, length) & candidates
 
 
 def _ranks(scores: Tensor, candidates: Tensor) -> Tensor:

@@ -71,6 +71,28 @@ class PressLayout(CacheLayout):
         """The same behind a prompt of so many tokens."""
         return replace(self, prompt=tokens) if self.at_end else self
 
+    def token_bytes(self) -> tuple[tuple[float, ...], ...]:
+        """What a token of a kv head takes that stays, by layer and head: codes, scales and its sum of attention.
+
+        Overheads of published quantizers are alike in all heads.
+        """
+        flush, beside = self.window.flush, SUM_BYTES if self.sums else 0
+        extra, scale = 0.0, self.scale_bits / 8
+        if self.overheads is not None:
+            places = flush * self.geometry.layers * self.geometry.kv_heads
+            extra, scale = sum(self.overheads.live.values()) / places, 0.0
+        return tuple(
+            tuple(
+                k.key_row_bytes
+                + v.value_block_bytes / flush
+                + scale * ((k.active > 0) + (v.active > 0))
+                + extra
+                + beside
+                for k, v in layer
+            )
+            for layer in self.heads
+        )
+
     def kept(self, packed: int) -> list[list[int]]:
         """Tokens that every head of every layer keeps of ``packed`` ones."""
         chosen = packed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -88,7 +87,7 @@ class Seen:
 
     values [B, H, T, D]: as the cache holds them, at the end of a prompt exact. held [B, H, T]: not evicted before.
     candidates [B, H, T]: those among which is chosen. received [B, H, T]: attention from all queries so far, where a
-    press asks for it; repeated [B, H, T]: the most that a token received when the prompt was read a second time.
+    press asks for it. costs [H]: bytes of a token of every head over their mean, None where heads are alike.
     """
 
     facts: LayerFacts
@@ -97,16 +96,12 @@ class Seen:
     candidates: Tensor
     received: Tensor | None = None
     prompt: Prompt | None = None
-    repeated: Tensor | None = None
+    costs: Tensor | None = None
 
     @property
     def places(self) -> Tensor:
         """Places of the tokens, [T]."""
         return torch.arange(self.values.shape[2], device=self.values.device)
-
-    def among(self, candidates: Tensor) -> Self:
-        """The same with other candidates."""
-        return replace(self, candidates=candidates)
 
 
 def by_kv_head(weights: Tensor, heads: int) -> Tensor:

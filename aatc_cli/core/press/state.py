@@ -6,9 +6,9 @@ prompt, tokens that come, attention that is paid, and the values when a block le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -36,10 +36,22 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Pressed:
-    """A press and the share of the packed tokens that it leaves, as a plan has them."""
+    """A press and the share of the packed tokens that it leaves, as a plan has them.
+
+    costs: bytes of a token by layer and kv head, by which heads share places; empty where all heads are alike.
+    """
 
     rule: Rule
     share: float
+    costs: tuple[tuple[float, ...], ...] = ()
+
+    def costs_of(self, layer: int) -> Tensor | None:
+        """Of the heads of one layer, relative to their mean: [H]."""
+        return relative(self.costs[layer]) if self.costs else None
+
+    def costs_of_all(self) -> Tensor | None:
+        """Of all heads of all layers: [L H]."""
+        return relative([cost for layer in self.costs for cost in layer]) if self.costs else None
 
     @property
     def acts(self) -> Literal["prompt", "flush"]:
@@ -48,24 +60,33 @@ class Pressed:
         return when
 
 
+def relative(costs: Sequence[float]) -> Tensor:
+    """Costs over their mean, in float64; of codes without any bytes all are alike."""
+    found = torch.tensor(costs, dtype=torch.float64)
+    mean = found.mean()
+    return found / mean if bool(mean > 0) else torch.ones_like(found)
+
+
 class PressState:
     """One layer of b sequences of equal length. kept [b, H, T]: not evicted; received [b, H, T] where it is asked for.
 
     packed: tokens behind the sinks that have been chosen from, the evicted ones counted.
     """
 
-    def __init__(self, pressed: Pressed, window: Window, kept: Tensor, received: Tensor) -> None:
-        self.pressed, self.window = pressed, window
+    def __init__(self, pressed: Pressed, window: Window, kept: Tensor, received: Tensor, layer: int = 0) -> None:
+        self.pressed, self.window, self.layer = pressed, window, layer
         self.kept, self.received, self.packed = kept, received, 0
         self.prompt: Prompt | None = None
         # of a press that reads the prompt twice: its choice [b, H, P], made before the prompt goes in
         self.chosen: Tensor | None = None
 
     @classmethod
-    def empty(cls, pressed: Pressed, window: Window, batch: int, heads: int, device: torch.device) -> PressState:
-        """Of no tokens."""
-        kept = torch.ones(batch, heads, 0, dtype=torch.bool, device=device)
-        return cls(pressed, window, kept, torch.zeros(batch, heads, 0, device=device))
+    def empty(
+        cls, pressed: Pressed, window: Window, shape: tuple[int, int], device: torch.device, layer: int = 0
+    ) -> Self:
+        """Of no tokens of ``shape`` [b, H]; layer counts compressed layers."""
+        kept = torch.ones(*shape, 0, dtype=torch.bool, device=device)
+        return cls(pressed, window, kept, torch.zeros(*shape, 0, device=device), layer)
 
     @property
     def tokens(self) -> int:
@@ -110,7 +131,8 @@ class PressState:
             self._take(among)
             return
         sums = self.received if self.pressed.rule.sums else None
-        seen = Seen(facts, values(), self.kept, self.kept & among, sums, prompt if at_end else None)
+        costs = self.pressed.costs_of(self.layer)
+        seen = Seen(facts, values(), self.kept, self.kept & among, sums, prompt if at_end else None, costs)
         stay = self.pressed.rule.keep(seen, kept_count(packed, self.pressed.share))
         self.kept = torch.where(among, stay, self.kept)
 
@@ -124,7 +146,7 @@ class PressState:
 
     def copy(self) -> PressState:
         """The same; tensors are only ever replaced, so they are shared."""
-        new = PressState(self.pressed, self.window, self.kept, self.received)
+        new = PressState(self.pressed, self.window, self.kept, self.received, self.layer)
         new.packed, new.prompt, new.chosen = self.packed, self.prompt, self.chosen
         return new
 

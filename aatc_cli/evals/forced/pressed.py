@@ -39,7 +39,7 @@ def pressed_attention(
 
     def attend(inputs: LayerInputs) -> Tensor:
         (batch, heads), layer = inputs.key.shape[:2], inputs.site.layer
-        state = PressState.empty(pressed, method.window, batch, heads, inputs.key.device)
+        state = PressState.empty(pressed, method.window, (batch, heads), inputs.key.device, layer)
         state.chosen = chosen[layer] if chosen else None
         hats = reconstruct(inputs, method.codecs[layer], method.window.sinks, method.coordinates)
         out = _Decoding(inputs, method.window, facts_of(inputs.site, inputs.scaling, pressed), state, hats).run(prompt)

@@ -17,5 +17,5 @@ def method_of(subject: Subject, sites: Sequence[AttentionSite], options: EvalOpt
     """
     recipe, plan = subject.recipe, subject.plan
     codecs = placed_codecs(subject, sites, options)
-    pressed = recipe.choices.press.at(plan.keep) if plan else None
+    pressed = recipe.choices.press.of_plan(plan.layout) if plan else None
     return Method(subject.name, codecs, recipe.window, recipe.coordinates, pressed, reader)

@@ -34,7 +34,7 @@ class CriticalKv(SnapKv):
         from aatc_cli.core.press.choice import best, share_out
 
         scores = self.score(seen)
-        counts = share_out(scores, seen.candidates, count, self.floor)
+        counts = share_out(scores, seen.candidates, count, self.floor, seen.costs)
         first = (counts * FIRST_STAGE).long()
         taken = best(scores, seen.candidates, first)
         rest = narrowed(seen, taken)

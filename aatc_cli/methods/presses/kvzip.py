@@ -7,25 +7,13 @@ head, pays it. Places are shared out over all heads of all layers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aatc_cli.methods.press import Press
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from aatc_cli.core.press.seen import Seen
 
 
 class KvZip(Press):
-    """By what a second reading looks at."""
+    """By what a second reading looks at: `runtime.second_pass` makes the choice before the prompt goes in."""
 
     name = "kvzip"
     meaning = "largest attention of a second reading of the prompt"
     rereads = True
     spread = "model"
-
-    def score(self, seen: Seen) -> Tensor:
-        """What the second pass found."""
-        assert seen.repeated is not None
-        return seen.repeated

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aatc_cli.core.press.state import Pressed
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, geometry_of
-from aatc_cli.runtime.pressed.store import PressedStore
+from aatc_cli.runtime.pressed.store import PressedStore, PressPlace
 from aatc_cli.runtime.simulated.form import SimulatedForm
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.store import Kind, Store
@@ -31,14 +31,16 @@ class PressedForm(SimulatedForm):
             raise AatcError("a simulated cache has no spare room", "leave out the number of tokens it is for")
         empty = self.empty.expand(batch, *self.empty.shape)
         return [
-            PressedStore(layer, self.window, self.coordinates, empty, self.pressed, self.heads, output)
-            for layer, output in zip(self.layers, self.outputs, strict=True)
+            PressedStore(
+                layer, self.window, self.coordinates, empty, PressPlace(self.pressed, place, self.heads, output)
+            )
+            for place, (layer, output) in enumerate(zip(self.layers, self.outputs, strict=True))
         ]
 
     def facts(self) -> list[Any]:
         """Everything that the codecs hold, and the press."""
         assert self.pressed is not None
-        return [*super().facts(), str(self.pressed.rule.name), self.pressed.share]
+        return [*super().facts(), str(self.pressed.rule.name), self.pressed.share, self.pressed.costs]
 
 
 def pressed_spec(

@@ -17,5 +17,5 @@ def unpacked_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, ki
     """The simulated caches of a plan on ``model``; raises `AatcError` for another ``kind`` of a pressed one."""
     codecs = plan.simulated_codecs(str(next(model.parameters()).device), library=library_codec)
     spec = simulated_spec(model, layers, codecs, plan.recipe.window, plan.recipe.coordinates, plan.layout)
-    pressed = plan.recipe.choices.press.at(plan.keep)
+    pressed = plan.recipe.choices.press.of_plan(plan.layout)
     return spec if pressed is None else pressed_spec(model, layers, spec, pressed, kind)

@@ -7,6 +7,7 @@ byte law's. When a prompt ends, and whenever a block leaves the window, the pres
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,22 +22,26 @@ from aatc_cli.runtime.simulated.store import SimulatedLayer, SimulatedStore
 from aatc_cli.runtime.store import Coordinates, LayerView
 
 
+@dataclass(frozen=True)
+class PressPlace:
+    """A press in one layer: kv heads, and the weight of the output projection where it asks for that."""
+
+    pressed: Pressed
+    layer: int
+    heads: int
+    output: Tensor | None
+
+
 class PressedStore(SimulatedStore):
     """One layer of b sequences of equal length. ``state`` says which tokens of which head are left."""
 
     def __init__(
-        self,
-        layer: SimulatedLayer,
-        window: Window,
-        coordinates: Coordinates,
-        empty: Tensor,
-        pressed: Pressed,
-        heads: int,
-        output: Tensor | None,
+        self, layer: SimulatedLayer, window: Window, coordinates: Coordinates, empty: Tensor, place: PressPlace
     ) -> None:
         super().__init__(layer, window, coordinates, empty)
-        self.heads, self.output = heads, output
-        self.state = PressState.empty(pressed, window, int(empty.shape[0]), heads, empty.device)
+        self.place = place
+        shape = int(empty.shape[0]), place.heads
+        self.state = PressState.empty(place.pressed, window, shape, empty.device, place.layer)
         self.facts: LayerFacts | None = None
         # attention that tokens which are not in the store yet paid one another and the stored ones
         self._paid: Tensor | None = None
@@ -117,10 +122,10 @@ class PressedStore(SimulatedStore):
     def _values(self) -> Tensor:
         """Values [b, H, T, D]: exact when a prompt ends, for presses that act then, else as they are held."""
         rows = self.values if self.state.pressed.acts == "prompt" else self.rows([self])[1]
-        return torch.unflatten(rows, -1, (self.heads, -1)).transpose(1, 2)
+        return torch.unflatten(rows, -1, (self.place.heads, -1)).transpose(1, 2)
 
     def _facts(self, view: LayerView) -> LayerFacts:
-        return LayerFacts(view.scaling, view.rope, view.sliding_window, view.sinks, view.softcap, self.output)
+        return LayerFacts(view.scaling, view.rope, view.sliding_window, view.sinks, view.softcap, self.place.output)
 
 
 def tell_choices(stores: Sequence[object], masks: Sequence[Sequence[Tensor]]) -> None:
