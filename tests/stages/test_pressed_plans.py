@@ -55,7 +55,9 @@ def test_eviction_alone_from_plan_to_divergence(measured, run, name, tiny_llama,
         # 68 tokens are packed behind the prompt: whole ones are kept
         assert evaluation.kept_share == pytest.approx(subject.plan.keep, abs=1 / 64)
         law = subject.plan.layout.of_prompt(200)
-        assert evaluation.bytes_total <= law.bytes(240)
+        # shares that are not even begin more blocks of values that are part empty
+        spare = sum(values.value_block_bytes for layer in law.heads for _, values in layer)
+        assert evaluation.bytes_total <= law.bytes(240) + spare
 
 
 @pytest.mark.parametrize("press", ["h2o", "snapkv", "expected-attention", "kvzip"])
