@@ -8,7 +8,7 @@ the chunk and what stands behind the prompt. Source: KVzip (2505.23416).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ FIRST_PART, LATER_PART = (
 )
 # tokens of a chunk, and those of the chunk before that tell where a later one begins
 _CHUNK, _LEAD = 2048, 8
+# prompts whose second reading is remembered
+_KNOWN = 64
 # queries whose weights are held at once
 _TILE = 256
 
@@ -48,18 +50,20 @@ def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Wind
 
 @dataclass
 class Reader:
-    """Reads prompts twice with one tokenizer, and remembers the last, which several presses ask for in turn."""
+    """Reads prompts twice with one tokenizer, and remembers those of a batch, which several presses ask for in turn."""
 
     encode: Encode
-    _last: tuple[Any, ...] = ()
+    _known: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
+    _of: tuple[nn.Module, int] | None = None
 
     def scores(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Tensor]:
         """As `second_reading`."""
-        asked = (model, sinks, tokens.tolist())
-        if not self._last or self._last[0] is not model or self._last[1:3] != asked[1:]:
-            self._last = (*asked, second_reading(model, sites, tokens, self.encode, sinks))
-        found: list[Tensor] = self._last[3]
-        return found
+        if self._of is None or self._of[0] is not model or self._of[1] != sinks or len(self._known) >= _KNOWN:
+            self._known, self._of = {}, (model, sinks)
+        name = tuple(tokens.flatten().tolist())
+        if name not in self._known:
+            self._known[name] = second_reading(model, sites, tokens, self.encode, sinks)
+        return self._known[name]
 
 
 @torch.no_grad()

@@ -118,7 +118,8 @@ def test_what_is_refused(measured, run, tiny_llama, corpus, tmp_path):
             load_recipe(name)
     plain = tmp_path / "mine.toml"
     text = 'name = "mine"\nsummary = "x"\n{}allocator = "one-width"\nquantizer = "grouped-minmax"\n'
-    for line, says in (('keep = 0.5\n', 'press "none"'), ('press = "h2o"\ntransform = "hadamard"\nkeep = 0.5\n', "per-head")):
+    mixed = 'press = "h2o"\ntransform = "hadamard"\nkeep = 0.5\n'
+    for line, says in (("keep = 0.5\n", 'press "none"'), (mixed, "per-head")):
         plain.write_text(text.format(line) + 'key_weight = "none"\nvalue_weight = "none"\nmin_bits = 1\nmax_bits = 8\n')
         with pytest.raises(AatcError, match=says):
             load_recipe(str(plain))
