@@ -176,8 +176,11 @@ class CacheLayout:
         """Share of the packed tokens that stay, the rest being evicted."""
         return 1.0
 
-    def of_prompt(self, tokens: int) -> CacheLayout:
-        """The same behind a prompt of ``tokens`` tokens, which only what treats prompts apart is another for."""
+    def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> CacheLayout:
+        """The same behind a prompt of ``tokens`` tokens of which kv heads were found to keep ``shares`` [layer][head].
+
+        Where all tokens stay it is the same law.
+        """
         return self
 
     @property

@@ -61,14 +61,15 @@ def shared_prefill(
 
 def _read_twice(model: Any, states: Sequence[Any], ids: Tensor, mask: Tensor, encode: Encode) -> None:
     """Tell the caches whose press asks for it what a second reading of their prompts leaves."""
-    asking = [state for state in states if (found := pressed_of(state.spec)) is not None and found.rule.rereads]
+    found = [(state, pressed_of(state.spec)) for state in states]
+    asking = [(state, pressed) for state, pressed in found if pressed is not None and pressed.rule.rereads]
     if not asking:
         return
-    sites = attention_sites(model)
+    sites, sinks = attention_sites(model), asking[0][0].spec.window.sinks
     for row, real in zip(ids, mask.bool(), strict=True):
-        scores = second_reading(model, sites, row[real][None], encode, asking[0].spec.window.sinks)
-        for state in asking:
-            state.ahead.append(choices_over_layers(scores, pressed_of(state.spec), state.spec.window))
+        scores = second_reading(model, sites, row[real][None], encode, sinks)
+        for state, pressed in asking:
+            state.ahead.append(choices_over_layers(scores, pressed, state.spec.window))
 
 
 class _Fan:

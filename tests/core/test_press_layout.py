@@ -67,7 +67,7 @@ def test_bytes_are_those_of_streams_that_hold_the_kept_tokens(keep, sums):
 
 def test_found_shares_stand_in_for_even_ones():
     bits, shares = widths(1), [[0.1, 0.4], [0.25, 0.25], [0.5, 0.0]]
-    found = law(bits, 0.25).with_shares(shares)
+    found = law(bits, 0.25).of_prompt(TOKENS, shares)
     assert found.bytes(TOKENS) == by_hand(bits, [[16, 64], [40, 40], [80, 0]], False)
     mean = sum(
         share * sum(sum(bits[layer][side][head * 16 : (head + 1) * 16]) for side in SIDES)

@@ -32,8 +32,8 @@ def expected_attention(prompt: Prompt, skipped: int, ahead: int) -> Tensor:
     turn = [table.mean(0, keepdim=True)[None] for table in _tables(prompt.angles, places, wide)]
 
     def turned(x: Tensor) -> Tensor:
-        tables = (table.expand(x.shape[0], x.shape[2], -1) for table in turn)
-        return apply_rope(x, *tables, prompt.facts.rope)
+        cos, sin = (table.expand(x.shape[0], x.shape[2], -1) for table in turn)
+        return apply_rope(x, cos, sin, prompt.facts.rope)
 
     mean, covariance = turned(mean), turned(turned(covariance).mT)
     keys = prompt.keys.to(wide)[:, :, skipped:].repeat_interleave(prompt.group, 1)

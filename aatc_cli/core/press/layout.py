@@ -63,13 +63,10 @@ class PressLayout(CacheLayout):
             at_end=at_end,
         )
 
-    def with_shares(self, shares: Sequence[Sequence[float]]) -> PressLayout:
-        """The same where heads were found to keep ``shares`` [layer][head] of what they chose from."""
-        return replace(self, shares=tuple(tuple(float(share) for share in layer) for layer in shares))
-
-    def of_prompt(self, tokens: int) -> PressLayout:
-        """The same behind a prompt of so many tokens."""
-        return replace(self, prompt=tokens) if self.at_end else self
+    def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> PressLayout:
+        """The same behind a prompt of so many tokens, where heads keep ``shares`` [layer][head]; none: even ones."""
+        found = tuple(tuple(float(share) for share in layer) for layer in shares)
+        return replace(self, prompt=tokens if self.at_end else None, shares=found)
 
     def token_bytes(self) -> tuple[tuple[float, ...], ...]:
         """What a token of a kv head takes that stays, by layer and head: codes, scales and its sum of attention.

@@ -31,7 +31,8 @@ class LayerFacts:
     def output_by_head(self, heads: int) -> Tensor:
         """The output projection of every query head, [Hq, D, M] in float32."""
         assert self.output is not None
-        return self.output.detach().float().T.unflatten(0, (heads, -1))
+        rows: Tensor = torch.unflatten(self.output.detach().float().T, 0, (heads, -1))
+        return rows
 
 
 @dataclass(frozen=True)

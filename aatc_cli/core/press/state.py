@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,12 +22,11 @@ from aatc_cli.errors import AatcError
 class Rule(Protocol):
     """What is asked of a press; `methods.press.Press` has it."""
 
-    name: Any
-    acts: Any
-    sums: Any
-    rereads: Any
-    output: Any
-    spread: Any
+    name: ClassVar[str]
+    acts: ClassVar[Literal["prompt", "flush"]]
+    sums: ClassVar[bool]
+    rereads: ClassVar[bool]
+    output: ClassVar[bool]
 
     def keep(self, seen: Seen, count: int) -> Tensor:
         """The candidates that stay, ``count`` a head on average: mask [B, H, T]."""
@@ -56,8 +55,7 @@ class Pressed:
     @property
     def acts(self) -> Literal["prompt", "flush"]:
         """When it acts: once, when a prompt ends, or whenever a block leaves the window."""
-        when: Literal["prompt", "flush"] = self.rule.acts
-        return when
+        return self.rule.acts
 
 
 def relative(costs: Sequence[float]) -> Tensor:

@@ -72,8 +72,8 @@ class Frame:
         layout = subject.plan.layout if subject.plan else None
         origin = self.opened.origin(subject)
         if layout is not None and kept is not None:
-            layout = layout.of_prompt(s.prompt_tokens)
-            layout = layout if subject.recipe.choices.press.spread == "head" else layout.with_shares(kept)
+            even = subject.recipe.choices.press.spread == "head"
+            layout = layout.of_prompt(s.prompt_tokens, () if even else kept)
             origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
             measured = measured | {"kept_share": sum(map(sum, kept)) / sum(map(len, kept))}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries

@@ -36,4 +36,5 @@ class Caote(HeavyHitters):
         share = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
         values = seen.values.to(sums.dtype)
         output = share[..., None, :] @ values
-        return share / (1 - share).clamp_min(_LEAST) * (output - values).norm(dim=-1)
+        moved: Tensor = share / (1 - share).clamp_min(_LEAST) * (output - values).norm(dim=-1)
+        return moved
