@@ -75,9 +75,9 @@ def test_tokens_are_those_of_a_live_cache(results: tuple[Any, ...], text: Path, 
     """Fed one by one; the classes of the first mention are read out of the packed tiles."""
     opened, found = results
     model, plan, result = opened.model(), opened.subjects[which].plan, found[which]
-    data = text.read_bytes()
+    data = opened.tokenizer.encode(text.read_text())
     for window in range(2):
-        tokens = torch.tensor([list(data[window * LENGTH : (window + 1) * LENGTH])])
+        tokens = torch.tensor([data[window * LENGTH : (window + 1) * LENGTH]])
         with attach(model, plan) as session:
             cache = session.new_cache()
             steps = [
@@ -85,7 +85,7 @@ def test_tokens_are_those_of_a_live_cache(results: tuple[Any, ...], text: Path, 
                 for place in range(LENGTH)
             ]
         mine = [token for token in result.tokens if token.window == window]
-        words = mentions(tokens[0].tolist(), lambda ids: bytes(ids).decode(), GAP)
+        words = mentions(tokens[0].tolist(), opened.tokenizer.raw.decode, GAP)
         assert [(m.again + j, m.first + j) for m in words for j in range(m.size)] == [
             (token.again, token.first) for token in mine
         ]
@@ -184,3 +184,7 @@ def test_the_command(results: tuple[Any, ...], tiny_llama: Path, text: Path, aat
     assert tables(found)[0].rows[0][0] == "fp16"
     refuses(*asked, "--gap", 100, says=("may still be exact",), folder=opened.run.root, code=2)
     refuses(*asked, "--gap", 400, says=("has no name or number that comes again",), folder=opened.run.root)
+    assert aatc("report", "--run", opened.run.root).code == 0
+    page = (opened.run.root / "report" / "report.md").read_text()
+    assert "3 second mentions in 2 windows of 420 tokens of names.txt" in page
+    assert "| recalled |" in page or "| all |" in page

@@ -28,7 +28,12 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     """
     opened.check_length(settings.length)
     for subject in opened.subjects:
-        window = subject.recipe.window
+        window, press = subject.recipe.window, subject.recipe.choices.press
+        if not press.nothing and press.acts == "prompt":
+            raise UsageError(
+                f"press {press.name} of {subject.name} acts when a prompt ends, and recall reads text without one",
+                "use aatc eval ruler --mode forced, or aatc eval kl --prompt",
+            )
         if subject.plan is not None and settings.gap < window.recent + window.flush:
             raise UsageError(
                 f"a first mention {settings.gap} tokens before may still be exact in the window of {subject.name}",

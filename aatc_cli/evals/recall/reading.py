@@ -10,13 +10,15 @@ from torch import Tensor
 
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.recall.result import RecallToken
-from aatc_cli.evals.subjects import Subject, placed_codecs
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import logits_at
 from aatc_cli.models.placement import input_device
+from aatc_cli.runtime.second_pass import Reader as PromptReader
 from aatc_cli.text.mentions import Mention
 
 
@@ -53,10 +55,8 @@ class Reader:
         self.model = opened.model()
         self.sites = attention_sites(self.model)
         self.seen = {subject.name: Seen() for subject in subjects}
-        self.methods = {
-            s.name: Method(s.name, placed_codecs(s, self.sites, opened.options), s.recipe.window, s.recipe.coordinates)
-            for s in subjects
-        }
+        again = PromptReader(opened.tokenizer.encode)
+        self.methods = {s.name: method_of(s, self.sites, opened.options, again) for s in subjects}
 
     def reference(self, index: int, window: Tensor, places: Sequence[Mention]) -> Reference:
         """The uncompressed cache at both mentions of ``places`` in a window [T]; raises `AatcError`, not finite."""
