@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -35,6 +36,8 @@ class LayerStats:
     k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
     k_ranks, v_ranks [2, RANKS, H, D, D]: sum of g g^T of each kv head over the tokens of whole tiles, by groups
     of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
+    cross [n + 1, 2 C, 2 C]: sum of x x'^T, x' = (k, v) of this layer and x that of itself and of the 1, 2, ... n
+    compressed layers below; zero where there is none. [0, 2 C, 2 C] unless collect was asked for it.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
 
@@ -54,6 +57,7 @@ class LayerStats:
     v_probes: Tensor
     k_ranks: Tensor
     v_ranks: Tensor
+    cross: Tensor
     filled: int = field(default=0)
     readers: int = field(default=0)
 
@@ -73,12 +77,16 @@ class LayerStats:
         "v_probes",
         "k_ranks",
         "v_ranks",
+        "cross",
     )
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes", "k_ranks", "v_ranks")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes", "k_ranks", "v_ranks", "cross")
 
     @classmethod
-    def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
-        """Zero sums for a layer of ``geometry``, with room for ``rows`` sampled rows, on the device of ``o_gram``."""
+    def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor, below: int = 0) -> LayerStats:
+        """Zero sums for a layer of ``geometry``, with room for ``rows`` sampled rows, on the device of ``o_gram``.
+
+        below: layers below with which its keys and values are multiplied.
+        """
         channels, device = geometry.channels, o_gram.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -102,6 +110,7 @@ class LayerStats:
             v_probes=zeros(BINS, channels, PROBES),
             k_ranks=zeros(2, RANKS, heads, dim, dim),
             v_ranks=zeros(2, RANKS, heads, dim, dim),
+            cross=zeros(below + 1 if below else 0, 2 * channels, 2 * channels),
         )
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
@@ -128,6 +137,12 @@ class LayerStats:
         self.k_rows[self.filled : end] = pair[0][sample]
         self.v_rows[self.filled : end] = pair[1][sample]
         self.filled = end
+
+    def add_cross(self, rows: Sequence[Tensor]) -> None:
+        """Add N tokens: ``rows`` [N, 2 C] float64, (k, v) of this layer and then of those below, the nearest first."""
+        if self.cross.shape[0]:
+            for place, below in enumerate(rows[: self.cross.shape[0]]):
+                self.cross[place] += below.to(rows[0].device).T @ rows[0]
 
     def to(self, device: torch.device | str) -> LayerStats:
         """The same sums and rows on ``device``."""
