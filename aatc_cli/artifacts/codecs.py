@@ -16,6 +16,11 @@ from aatc_cli.methods.sites import Sites
 
 def require_packed(name: str, recipe: Recipe, classes: PlanClasses) -> None:
     """Raise `AatcError` where the packed cache does not hold the plan ``name`` of this recipe and these classes."""
+    if recipe.choices.prediction.predicts:
+        raise AatcError(
+            f"{name} keeps what layers below do not tell, which is read layer by layer: no live cache holds it",
+            "evaluate it with aatc eval kl or perplexity; plan with --recipe loss-aware-tiles for a live cache",
+        )
     if not recipe.packed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its quantizer {recipe.quantizer} is simulated only",
@@ -56,4 +61,5 @@ def codecs_of(
         thresholds = torch.from_numpy(classes.thresholds[layer].copy()).to(device)
         return kind.codec(recipe, first[layer][side], bits, thresholds)
 
-    return [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]
+    pairs = [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]
+    return recipe.choices.prediction.layers(recipe, sites.tensors, sites.geometry, pairs)

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
@@ -44,7 +37,10 @@ class CollectSettings(Settings):
     window: Window = Field(Window(), description="Tokens a query reads exactly; gradients are of the rest.")
     head_groups: int = Field(1, ge=1, description="The profile's head groups: whiten takes them unless told otherwise.")
     below: int = Field(
-        0, ge=0, le=4, description="Layers below whose keys and values each layer's are multiplied with, for prediction."
+        0,
+        ge=0,
+        le=4,
+        description="Layers below whose keys and values each layer's are multiplied with, for prediction.",
     )
 
     @model_serializer(mode="wrap")

@@ -205,15 +205,15 @@ class LayerStats:
         """Whether gradients were added by rank."""
         return bool(self.k_ranks.any())
 
-    def rank_costs(self, side: Side, decode: Tensor, shrinkage: float) -> Tensor:
+    def rank_costs(self, side: Side, decode: Tensor, shrinkage: float, heads: slice | None = None) -> Tensor:
         """What noise in a latent channel costs for tokens of each group of ranks, relative to the average token.
 
         decode [groups, E, E] -> float64 [2, RANKS, C], in the order of the layer and of each head; means over the ranks
-        are 1. Heads that share a group count one by one: what they cost together is taken to be in proportion.
+        are 1. heads: kv heads that ``decode`` is of, where not all. Heads that share a group count one by one: what they cost together is taken to be in proportion.
         """
         ranks = self.k_ranks if side == "k" else self.v_ranks
         found = []
-        for order in ranks.to(torch.float64):
+        for order in (ranks if heads is None else ranks[:, :, heads]).to(torch.float64):
             blocks = [shrunk(torch.block_diag(*group), shrinkage) for group in order]  # type: ignore[no-untyped-call]
             costs = torch.stack([fisher_weights(decode, block) for block in blocks])
             mean = costs.mean(0)

@@ -25,11 +25,13 @@ def plan_tiles(
     scale_bits: int,
     *,
     joint: bool,
+    alone: bool = False,
 ) -> Allocation:
     """Widths [n, C] of every layer and side at ``average`` bits a number with all that a tile holds.
 
     values[side][layer] [groups, E]: energies of the average token; costs[layer][side] [n, C]: of tokens of each class,
     relative to it. heads: that rank their tokens each by itself. joint: one budget for keys and values, or two halves.
+    alone: values may be coded where keys are not.
     """
     layers, channels = len(costs), values["k"][0].size
     whole = math.floor(average * rule.tile * 2 * channels * layers + 1e-9)
@@ -42,7 +44,9 @@ def plan_tiles(
         pool = [_units(values[side], [layer[side] for layer in costs], rule) for side in sides]
         if sides == ("v",):
             pool = [_where_coded(pool[0], [layer["k"] for layer in bits])]
-        widths, level = allocate_planes(pool, budget // len(pools), curve, scale_bits, follow=joint and _alike(pool))
+        widths, level = allocate_planes(
+            pool, budget // len(pools), curve, scale_bits, follow=joint and not alone and _alike(pool)
+        )
         for side, units, found in zip(sides, pool, widths, strict=True):
             errors = units.tokens / rule.tile * _summed(units.energy * curve[found])
             for layer, (rows, parts) in enumerate(zip(np.split(found, layers), np.split(errors, layers), strict=True)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
+from aatc_cli.methods.prediction import Prediction
 from aatc_cli.methods.sites import Library, PlannedWidths, Site, Sites, Tensors
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ class Quantizer(Choice, TableMaker):
 
     def distortion(self) -> Sequence[float]:
         """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
+        raise NotImplementedError
+
+    def read_back(self) -> tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]:
+        """By width: `distortion`, bits, and of a latent the share and the noise that are read back.
+
+        The noise is apart from the latent; both are of a channel of energy 1.
+        """
         raise NotImplementedError
 
     def overheads(
@@ -154,6 +162,7 @@ class Choices:
     quantizer: Quantizer
     classes: Classes
     curve: Quantizer
+    prediction: Prediction
 
     @property
     def by_axis(self) -> tuple[tuple[str, Choice], ...]:
@@ -165,6 +174,7 @@ class Choices:
             ("key_weight", self.key_weight),
             ("value_weight", self.value_weight),
             ("tokens", self.classes),
+            ("prediction", self.prediction),
         )
 
     def weight(self, side: Side) -> Weight:
@@ -251,7 +261,8 @@ class Choices:
     ) -> CacheLayout:
         """The byte law of widths bits[class][layer][side] [C] and shares[layer][class]; blocks: of one precision."""
         held = shares if shares is not None else [[1.0]] * geometry.layers
-        return self.classes.layout(self, geometry, groups, PlannedWidths(bits, held, blocks))
+        found = self.classes.layout(self, geometry, groups, PlannedWidths(bits, held, blocks))
+        return found.with_maps(self.prediction.map_bytes(self.recipe, geometry, groups))
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """The byte law at an average width, before any plan exists."""

@@ -67,11 +67,15 @@ class RecipeFields(Settings):
     protect: Protection = Protection()
     window: Window = Window()
     tokens: SerializeAsAny[Settings] | None = Field(None, description="classes of tokens; others do not write this")
+    prediction: SerializeAsAny[Settings] | None = Field(
+        None, description="prediction from what is decoded; others do not write this"
+    )
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.tokens is not None else {key: part for key, part in data.items() if key != "tokens"}
+        absent = [name for name in ("tokens", "prediction") if getattr(self, name) is None]
+        return {key: part for key, part in data.items() if key not in absent}
 
     @property
     def allowed_widths(self) -> tuple[int, ...]:

@@ -19,6 +19,9 @@ from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.received import Received
 from aatc_cli.methods.classes.tiles import Tiles
+from aatc_cli.methods.prediction import Prediction
+from aatc_cli.methods.predictions.decoded import Decoded
+from aatc_cli.methods.predictions.none import NoPrediction
 from aatc_cli.methods.quantizers.block_max import BlockMax
 from aatc_cli.methods.quantizers.float8 import Float8
 from aatc_cli.methods.quantizers.float16 import Float16
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from aatc_cli.config import Settings
 
 T = TypeVar("T", bound=Choice)
-Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve"]
+Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "prediction", "curve"]
 
 TRANSFORMS: Sequence[Transform] = (Whiten(), Metric(), Identity(), Hadamard(), Query(), Pca(), Global())
 WEIGHTS: Sequence[Weight] = (NoWeight(), QueryEnergy(), OutputNorm(), Fisher())
@@ -80,6 +83,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     Float16(),
 )
 CLASSES: Sequence[Classes] = (OneClass(), Tiles(), Received())
+PREDICTIONS: Sequence[Prediction] = (NoPrediction(), Decoded())
 
 AXES: Mapping[Axis, Sequence[Choice]] = {
     "transform": TRANSFORMS,
@@ -88,6 +92,7 @@ AXES: Mapping[Axis, Sequence[Choice]] = {
     "allocator": ALLOCATORS,
     "quantizer": QUANTIZERS,
     "classes": CLASSES,
+    "prediction": PREDICTIONS,
 }
 
 
@@ -121,6 +126,11 @@ def quantizer_of(name: str) -> Quantizer:
 def classes_told_by(table: type[Settings] | None) -> Classes:
     """The classes that a recipe's table ``[tokens]`` of this model tells apart; None: it has no table."""
     return next(choice for choice in CLASSES if choice.told_by() is table)
+
+
+def prediction_told_by(table: type[Settings] | None) -> Prediction:
+    """The prediction that a recipe's table ``[prediction]`` of this model asks for; None: it has no table."""
+    return next(choice for choice in PREDICTIONS if choice.told_by() is table)
 
 
 def curve_of(name: str) -> Quantizer:

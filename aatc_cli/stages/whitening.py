@@ -24,6 +24,7 @@ from aatc_cli.core.weights import channel_scales, fisher_weights, latent_varianc
 from aatc_cli.methods.registry import table_makers, transform_of
 from aatc_cli.models.placement import find_device
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
+from aatc_cli.stages.predicting import predicted_layers
 
 
 def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: str) -> Manifest:
@@ -38,11 +39,7 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
         rate_layer = rates.layer(layer)
         basis_layer = rate_layer if same else basis.layer(layer)
         found = whiten_layer(basis_layer, rate_layer, settings, place, watched=watched)
-        if rate_layer.ranked:
-            window = rates.settings.window
-            ranked = (window.sinks, tile_lags(window.recent)[1])
-            found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
-        return found
+        return _with_window(found, rates) if rate_layer.ranked else found
 
     def joint() -> Iterator[tuple[str, Tensor]]:
         if transform_of(settings.transform).over_layers:
@@ -54,11 +51,23 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
     with progress("whiten", count) as ticker:
 
         def layers() -> Iterator[WhitenedLayer]:
-            for found in ahead(whitened, count, workers_of(place)):
+            if settings.prediction is not None:
+                every = (_with_window(found, rates) for found in predicted_layers(rates, settings, place))
+            else:
+                every = ahead(whitened, count, workers_of(place))
+            for found in every:
                 yield found
                 ticker.advance()
 
         return Transform.write(target, settings, basis, rates, layers(), joint(), device=str(place))
+
+
+def _with_window(found: WhitenedLayer, rates: Stats) -> WhitenedLayer:
+    """A layer that also says behind which window tokens were ranked."""
+    window = rates.settings.window
+    ranked = (window.sinks, tile_lags(window.recent)[1])
+    found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
+    return found
 
 
 def whiten_layer(

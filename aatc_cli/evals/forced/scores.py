@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
 from aatc_cli.core.rated import RatedCodec
+from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.stored import stored_layers, stored_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
 from aatc_cli.evals.forced.token_rates import rated_logits
@@ -113,6 +115,8 @@ def _logits(
     model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
 ) -> Tensor:
     codec = method.codecs[0]["k"]
+    if isinstance(codec, StoredLayer):
+        return _stored(model, sites, method, tokens, first, scores)
     if isinstance(codec, TileCodec):
         return _tiled(model, sites, method, tokens, first, scores)
     if isinstance(codec, LayersCodec):
@@ -139,6 +143,20 @@ def _tiled(
         counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
 
     logits = tiled_logits(model, sites, tile_codecs(method), rule, method.window, tokens, first, count)
+    scores.classes.append(counts)
+    return logits
+
+
+def _stored(
+    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
+) -> Tensor:
+    layers = stored_layers(method.codecs)
+    counts = torch.zeros(len(sites), layers[0].rule.classes, dtype=torch.int64)
+
+    def count(layer: int, classes: Tensor, decoded: Tensor) -> None:
+        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
+
+    logits = stored_logits(model, sites, layers, method.window, tokens, first, count)
     scores.classes.append(counts)
     return logits
 

@@ -7,7 +7,7 @@ in one pass, which is what sequential decoding would have seen token by token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -22,6 +22,7 @@ from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rated import RatedCodec
+from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
@@ -31,7 +32,7 @@ from aatc_cli.models.capture import capture
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec | StoredLayer]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -68,7 +69,7 @@ def method_logits(
 
 def reconstruct(
     inputs: LayerInputs,
-    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec],
+    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec | StoredLayer],
     sinks: int,
     coordinates: Coordinates,
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,7 @@ def reconstruct(
 
     def coded(x: Tensor, side: Side) -> Tensor:
         codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | RatedCodec | TileCodec)
+        assert not isinstance(codec, LayersCodec | RatedCodec | TileCodec | StoredLayer)
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":
@@ -107,11 +108,16 @@ def reconstruct(
 
 def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window) -> Tensor:
     """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries. -> [B, Hq, T, D]."""
-    tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
     parts = []
-    for tile, queries in zip(tiles, torch.split(inputs.query, _TILE, dim=2), strict=True):
+    for tile, queries in query_tiles(window, inputs):
         parts.append(tile_attention(tile, inputs, queries, (inputs.key, inputs.value), (k_hat, v_hat)))
     return torch.cat(parts, dim=2)
+
+
+def query_tiles(window: Window, inputs: LayerInputs) -> Iterator[tuple[Tile, Tensor]]:
+    """Queries [B, Hq, n, D] of one layer in tiles, and what each tile reads."""
+    tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
+    return zip(tiles, torch.split(inputs.query, _TILE, dim=2), strict=True)
 
 
 def tile_attention(

@@ -113,6 +113,7 @@ class Tiles(Classes):
             groups.k,
             recipe.scale_bits,
             joint=recipe.pool == "joint",
+            alone=choices.prediction.predicts,
         )
 
     def layout(self, choices: Choices, geometry: Geometry, groups: HeadGroups, plan: PlannedWidths) -> CacheLayout:

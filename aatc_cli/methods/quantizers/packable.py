@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from aatc_cli.methods.axes import together
@@ -47,6 +48,16 @@ class Packable(Quantizer):
             scale_bits=choices.recipe.scale_bits,
             restored=self.restored,
         )
+
+    def read_back(self) -> tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]:
+        """A latent x is read as g (1 - D) x with noise of g^2 D (1 - D), of levels with error D moved by g."""
+        from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM, restoring_gain
+
+        errors = DISTORTION_UNIFORM if (self.levels or self.name) == "uniform" else DISTORTION
+        gains = [0.0, *(restoring_gain(error, self.restored) for error in errors[1:])]
+        share = [gain * (1.0 - error) for gain, error in zip(gains, errors, strict=True)]
+        noise = [gain**2 * error * (1.0 - error) for gain, error in zip(gains, errors, strict=True)]
+        return self.distortion(), [float(bits) for bits in range(len(errors))], share, noise
 
     def codec(self, choices: Choices, site: Site) -> Any:
         """Never apart from its matrices."""
