@@ -19,8 +19,8 @@ def masked_attention(
 ) -> Tensor:
     """Attention of ``query`` [B, J, T, D] over ``keys``, ``values`` [B, H, S, D] where ``allowed`` [T, S] is true.
 
-    allowed None lets every query see every key; [B, J, T, S] says it for each head. sinks [J]: a logit per query head that takes part in the softmax and
-    has no value. softcap c: scores s become c tanh(s / c). -> [B, J, T, D].
+    allowed None lets every query see every key; [B, J, T, S] says it for each head. sinks [J]: a logit per query head
+    that takes part in the softmax and has no value. softcap c: scores s become c tanh(s / c). -> [B, J, T, D].
     """
     if sinks is None and softcap is None:
         if allowed is not None and query.is_cuda:

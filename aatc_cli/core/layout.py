@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
@@ -177,11 +178,6 @@ class CacheLayout:
         """Code bits per channel of a packed token, on average over sites."""
         total = math.fsum(site.code_bits for pair in self.widths for site in pair)
         return total / (2 * self.geometry.layers * self.geometry.channels)
-
-    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
-        """The same at other shares[layer][class] of token classes; with one class there is nothing to share."""
-        assert all(len(layer) == 1 for layer in shares)
-        return self
 
     @property
     def bits_packed(self) -> float:

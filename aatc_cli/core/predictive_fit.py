@@ -65,8 +65,8 @@ class Form:
 class ClosedLoop:
     """Moments of what a decoder holds, layer after layer.
 
-    cross(l, j) [2 C, 2 C]: E[x_{l-j}^T x_l] of originals for j up to ``lags``. decoded[i, j]: E[y_i^T y_j]; mixed[i, m]:
-    E[y_i^T x_m] of the layers that are still read.
+    cross(l, j) [2 C, 2 C]: E[x_{l-j}^T x_l] of originals for j up to ``lags``. decoded[i, j]: E[y_i^T y_j];
+    mixed[i, m]: E[y_i^T x_m] of the layers that are still read.
     """
 
     cross: Callable[[int, int], Tensor]

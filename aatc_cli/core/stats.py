@@ -12,8 +12,6 @@ from torch import Tensor
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
-from aatc_cli.core.received import probe_sums, received_bins
-from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
 from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
@@ -32,8 +30,6 @@ class LayerStats:
     head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
     k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles. k_fisher, v_fisher [C, C]: sum of g g^T
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
-    received [R]: tokens of those windows by the attention they received while exact (`core.received`), R bins of it;
-    k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
     k_ranks, v_ranks [2, RANKS, H, D, D]: sum of g g^T of each kv head over the tokens of whole tiles, by groups
     of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
     cross [n + 1, 2 C, 2 C]: sum of x x'^T, x' = (k, v) of this layer and x that of itself and of the 1, 2, ... n
@@ -52,9 +48,6 @@ class LayerStats:
     v_rows: Tensor
     k_fisher: Tensor
     v_fisher: Tensor
-    received: Tensor
-    k_probes: Tensor
-    v_probes: Tensor
     k_ranks: Tensor
     v_ranks: Tensor
     cross: Tensor
@@ -72,14 +65,11 @@ class LayerStats:
         "v_rows",
         "k_fisher",
         "v_fisher",
-        "received",
-        "k_probes",
-        "v_probes",
         "k_ranks",
         "v_ranks",
         "cross",
     )
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes", "k_ranks", "v_ranks", "cross")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("k_ranks", "v_ranks", "cross")
 
     @classmethod
     def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor, below: int = 0) -> LayerStats:
@@ -105,9 +95,6 @@ class LayerStats:
             v_rows=zeros(rows, channels, dtype=torch.float32),
             k_fisher=zeros(channels, channels),
             v_fisher=zeros(channels, channels),
-            received=zeros(BINS),
-            k_probes=zeros(BINS, channels, PROBES),
-            v_probes=zeros(BINS, channels, PROBES),
             k_ranks=zeros(2, RANKS, heads, dim, dim),
             v_ranks=zeros(2, RANKS, heads, dim, dim),
             cross=zeros(below + 1 if below else 0, 2 * channels, 2 * channels),
@@ -166,17 +153,6 @@ class LayerStats:
         with wide_products(gradients):
             total += g.T @ g
 
-    def add_received(self, side: Side, received: Tensor, gradients: Tensor) -> None:
-        """Add the loss gradients [N, C] of one side by the attention the tokens received [N]; keys count the tokens."""
-        bins = received_bins(received)
-        if side == "k":
-            # bincount would wait for the device
-            self.received += torch.zeros_like(self.received).scatter_add_(
-                0, bins, torch.ones_like(bins).to(self.received)
-            )
-        total = self.k_probes if side == "k" else self.v_probes
-        total += probe_sums(bins, gradients)
-
     def add_ranked(self, side: Side, received: Tensor, gradients: Tensor, window: Window) -> None:
         """Add the loss gradients [B, T, C] of one side by the ranks of the tokens, which received [B, H, T].
 
@@ -209,7 +185,8 @@ class LayerStats:
         """What noise in a latent channel costs for tokens of each group of ranks, relative to the average token.
 
         decode [groups, E, E] -> float64 [2, RANKS, C], in the order of the layer and of each head; means over the ranks
-        are 1. heads: kv heads that ``decode`` is of, where not all. Heads that share a group count one by one: what they cost together is taken to be in proportion.
+        are 1. heads: kv heads that ``decode`` is of, where not all. Heads that share a group count one by one: what
+        they cost together is taken to be in proportion.
         """
         ranks = self.k_ranks if side == "k" else self.v_ranks
         found = []
@@ -221,7 +198,7 @@ class LayerStats:
         return torch.stack(found)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sums and the rows kept so far, by field name; what tokens received only where gradients were taken."""
+        """The sums and the rows kept so far, by field name; sums by rank only where gradients were taken."""
         absent = [name for name in self.OPTIONAL if not bool(getattr(self, name).any())]
         parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS if name not in absent}
         return parts | {name: parts[name][: self.filled] for name in ("k_rows", "v_rows")}

@@ -113,7 +113,7 @@ def test_bytes_that_are_no_chunk_are_refused():
     code = code_of(RULES[0], 1, "none")
     data = code.encode(*chunk_of(RULES[0], 64))
     for wrong in (b"", data[:-1], data + b"\0", data[:4] + b"\xff" * 4 + data[8:]):
-        with pytest.raises(AatcError, match="no chunk|not those"):
+        with pytest.raises(AatcError, match=r"no chunk|not those"):
             code.decode(wrong)
     with pytest.raises(AatcError, match="whole tiles"):
         code.encode(*chunk_of(TileRule((16, 16)), 96))

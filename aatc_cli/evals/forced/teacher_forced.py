@@ -21,7 +21,6 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
@@ -32,7 +31,7 @@ from aatc_cli.models.capture import capture
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec | StoredLayer]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec | TileCodec | StoredLayer]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -55,7 +54,7 @@ def method_logits(
 ) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V].
 
-    Codecs over all layers take several passes: `evals.chunked`. Those with token rates: `evals.token_rates`.
+    Codecs over all layers take several passes: `evals.forced.chunked`. Those of tiles: `evals.forced.tiles`.
     """
 
     def attend(inputs: LayerInputs) -> Tensor:
@@ -69,7 +68,7 @@ def method_logits(
 
 def reconstruct(
     inputs: LayerInputs,
-    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec | StoredLayer],
+    codecs: Mapping[Side, Codec | LayersCodec | TileCodec | StoredLayer],
     sinks: int,
     coordinates: Coordinates,
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,7 @@ def reconstruct(
 
     def coded(x: Tensor, side: Side) -> Tensor:
         codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | RatedCodec | TileCodec | StoredLayer)
+        assert not isinstance(codec, LayersCodec | TileCodec | StoredLayer)
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":
