@@ -175,7 +175,8 @@ class ClosedLoop:
         found = whole @ factor @ basis.flip(1)[:, : self.form.rank]
         # of unit size, so that half precision holds it
         scale = ((szz @ found) * found).sum(0).clamp_min(1e-30).rsqrt()
-        return (found * scale).half().to(szz.dtype)
+        rounded: Tensor = (found * scale).half().to(szz.dtype)
+        return rounded
 
     def _advance(
         self, layer: int, below: list[int], square: Tensor, through: Tensor, inside: Tensor, outside: Tensor

@@ -186,4 +186,5 @@ def _whitened(model: _Model, layer: int, maps: LayerMaps, fitted: list[FittedUni
 
 
 def _size(unit: Unit) -> int:
-    return unit.columns.stop - unit.columns.start
+    size: int = unit.columns.stop - unit.columns.start
+    return size

@@ -38,7 +38,7 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
         rate_layer = rates.layer(layer)
         basis_layer = rate_layer if same else basis.layer(layer)
         found = whiten_layer(basis_layer, rate_layer, settings, place)
-        return _with_window(found, rates) if rate_layer.ranked else found
+        return _with_window(found, rates)
 
     def joint() -> Iterator[tuple[str, Tensor]]:
         if transform_of(settings.transform).over_layers:
@@ -50,10 +50,9 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
     with progress("whiten", count) as ticker:
 
         def layers() -> Iterator[WhitenedLayer]:
+            every: Iterator[WhitenedLayer] = ahead(whitened, count, workers_of(place))
             if settings.prediction is not None:
                 every = (_with_window(found, rates) for found in predicted_layers(rates, settings, place))
-            else:
-                every = ahead(whitened, count, workers_of(place))
             for found in every:
                 yield found
                 ticker.advance()
@@ -62,10 +61,11 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
 
 
 def _with_window(found: WhitenedLayer, rates: Stats) -> WhitenedLayer:
-    """A layer that also says behind which window tokens were ranked."""
+    """A layer that also says behind which window its tokens were ranked, where they were."""
     window = rates.settings.window
-    ranked = (window.sinks, tile_lags(window.recent)[1])
-    found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
+    if "k.ranks" in found.tables:
+        ranked = (window.sinks, tile_lags(window.recent)[1])
+        found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
     return found
 
 

@@ -128,7 +128,7 @@ def test_no_live_cache_holds_it(plan: Plan) -> None:
 
 
 def test_maps_of_another_form_are_another_transform(run: Run) -> None:
-    other = changed(prediction={"layers": 1, "within": "none", "rank": 8})
+    other = changed(name="stored-rank", prediction={"layers": 1, "within": "none", "rank": 8})
     assert other.transform_name != RECIPE.transform_name
     with pytest.raises(UsageError, match="maps"):
         allocate(run, other, [make_budget(bits=2.0)], transform=run.transform(RECIPE.transform_name))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
+from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_by_head
@@ -27,7 +28,7 @@ from aatc_cli.models.attention import LayerInputs, attention_override, scored_lo
 OnDecoded = Callable[[int, Tensor, Tensor], None]
 
 
-def stored_layers(codecs: Sequence[Mapping[str, object]]) -> list[StoredLayer]:
+def stored_layers(codecs: Sequence[Mapping[Side, object]]) -> list[StoredLayer]:
     """The layers of a method that is a storage code."""
     found = []
     for layer in codecs:
@@ -99,16 +100,20 @@ def stored_attention(
     seen = None if kept is None else _seen(inputs, kept, classes, packed)
     parts = []
     for tile, queries in query_tiles(window, inputs):
-        held = [
+        held_keys, held_values = (
             torch.cat((full[:, :, : tile.sinks], hat[:, :, tile.far], full[:, :, tile.near]), 2)
             for full, hat in zip((inputs.key, inputs.value), hats, strict=True)
-        ]
+        )
         allowed = tile.allowed
         if seen is not None:
             exact = seen.new_ones(*seen.shape[:2], tile.near.stop - tile.near.start)
             known = torch.cat((seen[..., : tile.sinks], seen[..., tile.far], exact), -1)
             allowed = allowed & known[:, :, None]
-        parts.append(masked_attention(queries, *held, allowed, inputs.scaling, sinks=site.sinks, softcap=site.softcap))
+        parts.append(
+            masked_attention(
+                queries, held_keys, held_values, allowed, inputs.scaling, sinks=site.sinks, softcap=site.softcap
+            )
+        )
     return torch.cat(parts, 2)
 
 
