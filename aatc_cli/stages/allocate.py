@@ -104,7 +104,7 @@ def transform_for(recipe: Recipe, place: Path) -> Transform:
 
 
 def _whiten_command(recipe: Recipe) -> str:
-    if recipe.choices.tables or recipe.prediction is not None:
+    if recipe.choices.tables or recipe.choices.prediction.predicts:
         return f"aatc whiten --recipe {recipe.name}"
     options = (
         ("transform", recipe.transform, "whiten"),
