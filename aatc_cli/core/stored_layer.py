@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.predictive import LayerMaps, Unit, units_of
+from aatc_cli.core.stepped_codec import SteppedCodec
 from aatc_cli.core.tile_classes import TileRule, rows_of
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.unit_code import Coded, UnitCode
@@ -31,6 +32,11 @@ class StoredLayer:
         self.channels = int(codecs["k"].codec.bits.numel())
         self.units = units_of(self.channels, self.groups)
         self.codes = [UnitCode(codecs[unit.side], unit.group) for unit in self.units]
+
+    @property
+    def variable(self) -> bool:
+        """Whether its codes have no fixed size."""
+        return isinstance(self.codecs["k"].codec, SteppedCodec)
 
     def encode(self, rows: Tensor, below: Sequence[Tensor], classes: Tensor) -> tuple[LayerCodes, Tensor]:
         """Codes of whole tiles of vectors ``rows`` [..., T, 2 C] (k, v), and what they decode to.

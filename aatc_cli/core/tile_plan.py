@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Floats, Ints
+from aatc_cli.core.stepped_plan import allocate_steps
 from aatc_cli.core.tile_allocate import Units, allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
 from aatc_cli.core.tile_classes import TileRule
@@ -22,12 +23,14 @@ from aatc_cli.core.token_classes import TokenClasses
 class TileBudget:
     """What a plan may spend: ``average`` bits a number with all that a tile holds, token scales of ``scale_bits``.
 
-    floor: least bits of a number of the lowest class, scales and padding counted.
+    floor: least bits of a number of the lowest class, scales and padding counted. expected: bits that codes of each
+    width take where they have no fixed size; then there are neither planes nor scales.
     """
 
     average: float
     scale_bits: int
     floor: float = 0.0
+    expected: Sequence[float] | None = None
 
 
 def plan_tiles(
@@ -62,6 +65,8 @@ def plan_tiles(
         share, follow = room // len(pools), joint and not alone and _alike(pool)
 
         def buy(units: Sequence[Units], share: int = share, follow: bool = follow) -> tuple[list[Ints], float]:
+            if budget.expected is not None:
+                return allocate_steps(units, share, curve, np.array(budget.expected)[: curve.size])
             return allocate_planes(units, share, curve, budget.scale_bits, follow=follow)
 
         least = math.ceil(budget.floor * rule.quotas[0] * len(pool) * channels * layers)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.stepped_codec import SteppedCodec
 from aatc_cli.core.tile_codec import TileCodec
 
 # codes u >= 0 [..., q, E] int64 and scales [..., q] float16 of the q tokens of a class in every tile
@@ -36,7 +37,9 @@ class UnitCode:
         self.quantizers: list[TransformCodec | None] = [
             alone.with_bits(bits[span]) if bool(bits[span].any()) else None for bits in site.bits
         ]
-        self.halves = [((1 << bits[span].to(torch.int64)) >> 1).masked_fill(bits[span] == 0, 0) for bits in site.bits]
+        # cells without a fixed size have signs of their own
+        signed = isinstance(codec, SteppedCodec)
+        self.halves = [torch.zeros_like(bits[span]) if signed else _half(bits[span]) for bits in site.bits]
 
     @property
     def coded(self) -> bool:
@@ -75,3 +78,8 @@ class UnitCode:
                 ranked.append(quantizer.dequantize((codes - half).to(torch.int32), alpha[..., None]))
         by_row = torch.cat(ranked, -2)
         return torch.zeros_like(by_row).scatter_(-2, rows[..., None].expand_as(by_row), by_row)
+
+
+def _half(bits: Tensor) -> Tensor:
+    """2^(w-1) of every channel, 0 without bits."""
+    return ((1 << bits.to(torch.int64)) >> 1).masked_fill(bits == 0, 0)

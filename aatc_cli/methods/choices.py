@@ -69,6 +69,10 @@ class Quantizer(Choice, TableMaker):
         """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
         raise NotImplementedError
 
+    def expected_bits(self) -> Sequence[float] | None:
+        """Bits that a code of each width is expected to take, where codes have no fixed size; None: the width."""
+        return None
+
     def read_back(self) -> tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]:
         """By width: `distortion`, bits, and of a latent the share and the noise that are read back.
 

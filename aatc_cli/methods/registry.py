@@ -32,6 +32,7 @@ from aatc_cli.methods.quantizers.quanto import Quanto
 from aatc_cli.methods.quantizers.restored import RestoredLloyd, RestoredUniform
 from aatc_cli.methods.quantizers.signposts import Signposts
 from aatc_cli.methods.quantizers.squat import Squat
+from aatc_cli.methods.quantizers.stepped import Stepped
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
 from aatc_cli.methods.transforms.hadamard import Hadamard
@@ -71,6 +72,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     UniformLevels(),
     RestoredLloyd(),
     RestoredUniform(),
+    Stepped(),
     Grouped(),
     LloydNorm(),
     Signposts(),

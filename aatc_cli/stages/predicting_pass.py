@@ -76,6 +76,8 @@ class LayerPass:
         coding = model.coding
         self.rule = TileRule(coding.quotas, coding.order)
         self.transform = transform_of(model.settings.transform)
+        variable = quantizer_of(coding.quantizer).expected_bits() is not None
+        self.scale_bits = 0 if variable else coding.scale_bits
         self.table = read_back(coding).to(model.device)
         self.shares = torch.tensor(self.rule.shares, dtype=torch.float64, device=model.device)
         self.members = self.rule.rank_shares().to(model.device)
@@ -108,7 +110,7 @@ class LayerPass:
         # half of what a quadratic form says is divergence
         price = fisher_weights(decode, self._metric(layer, unit)) / 2
         classes = ClassCosts(self.shares, costs)
-        return planned_coding(fitted.energy, price, classes, self.table, self.level, self.model.coding.scale_bits)[0]
+        return planned_coding(fitted.energy, price, classes, self.table, self.level, self.scale_bits)[0]
 
     def _metric(self, layer: int, unit: Unit) -> Tensor:
         channels = self.model.stats.geometry.channels

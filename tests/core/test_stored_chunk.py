@@ -106,13 +106,13 @@ def test_chunks_decode_to_what_encoding_held(rule, case):
 def test_every_chunk_of_fixed_codes_takes_the_same_bytes():
     code = code_of(RULES[0], 2, "units")
     sizes = {len(code.encode(*chunk_of(RULES[0], 128, seed))) for seed in range(3)}
-    assert sizes == {4 * (1 + LAYERS) + sum(planes.nbytes(128) for planes in code.planes)}
+    assert sizes == {4 * (2 + LAYERS) + sum(planes.nbytes(128) for planes in code.packings)}
 
 
 def test_bytes_that_are_no_chunk_are_refused():
     code = code_of(RULES[0], 1, "none")
     data = code.encode(*chunk_of(RULES[0], 64))
-    for wrong in (b"", data[:-1], data + b"\0", data[:4] + b"\xff" * 4 + data[8:]):
+    for wrong in (b"", data[:-1], data + b"\0", data[:8] + b"\xff" * 4 + data[12:]):
         with pytest.raises(AatcError, match=r"no chunk|not those"):
             code.decode(wrong)
     with pytest.raises(AatcError, match="whole tiles"):

@@ -75,7 +75,7 @@ def test_a_reader_of_stored_bytes_sees_the_same(model, depth, within):
     layers, sites, tokens = layers_of(RULE, (1, 3, 5), depth, within), attention_sites(model), tokens_of()
     held, told, exact = {}, {}, {}
 
-    def note(layer: int, classes: torch.Tensor, decoded: torch.Tensor) -> None:
+    def note(layer: int, codes: object, classes: torch.Tensor, decoded: torch.Tensor) -> None:
         held[layer], told[layer] = decoded[0], classes[0]
 
     encode = StoredLayer.encode

@@ -15,10 +15,10 @@ from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_l
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.stored import stored_layers, stored_logits
+from aatc_cli.evals.forced.stored import Meter, stored_layers, stored_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
-from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.adapter import AttentionSite, geometry_of
 from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.placement import input_device
 
@@ -28,12 +28,16 @@ _POSITIONS = 256
 
 @dataclass
 class Scores:
-    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1."""
+    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
+
+    bits: that a packed number of a window took, of codes without a fixed size.
+    """
 
     kl: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
+    bits: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, Any]:
@@ -64,6 +68,7 @@ class Scores:
             "nll_reference": mean_and_stderr(own)[0],
             "nll_windows": windows,
             "nll_reference_windows": own,
+            **({"bits_packed": sum(self.bits) / len(self.bits)} if self.bits else {}),
         }
 
 
@@ -89,7 +94,7 @@ def score_windows(
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()
-            logits = _logits(model, sites, method, tokens, first)
+            logits = _logits(model, sites, method, tokens, first, scores)
             check_finite(logits, method.name, index)
             _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
@@ -97,10 +102,17 @@ def score_windows(
     return results
 
 
-def _logits(model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int) -> Tensor:
+def _logits(
+    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
+) -> Tensor:
     codec = method.codecs[0]["k"]
     if isinstance(codec, StoredLayer):
-        return stored_logits(model, sites, stored_layers(method.codecs), method.window, tokens, first)
+        layers = stored_layers(method.codecs)
+        meter = Meter(layers, geometry_of(model.config).kv_heads)
+        logits = stored_logits(model, sites, layers, method.window, tokens, first, meter.add)
+        bits = meter.per_number()
+        scores.bits += [] if bits is None else [bits]
+        return logits
     if isinstance(codec, TileCodec):
         return tiled_logits(model, sites, tile_codecs(method), codec.rule, method.window, tokens, first)
     if isinstance(codec, LayersCodec):

@@ -17,15 +17,35 @@ from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_by_head
-from aatc_cli.core.stored_layer import StoredLayer
+from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
+from aatc_cli.core.stored_stream import LayerStream
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import check_rows, query_tiles
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
 
-# told of every layer: its classes [B, orders, P] and the vectors [B, P, 2 C] that its packed tokens decode to
-OnDecoded = Callable[[int, Tensor, Tensor], None]
+# told of every layer: its codes, their classes [B, orders, P] and the vectors [B, P, 2 C] that they decode to
+OnCoded = Callable[[int, LayerCodes, Tensor, Tensor], None]
+
+
+class Meter:
+    """Bits that the codes of one window take, of layers whose codes have no fixed size."""
+
+    def __init__(self, layers: Sequence[StoredLayer], heads: int) -> None:
+        self.packings = [LayerStream(layer, heads) if layer.variable else None for layer in layers]
+        self.bits, self.numbers = 0.0, 0
+
+    def add(self, layer: int, codes: LayerCodes, classes: Tensor, decoded: Tensor) -> None:
+        """Count a layer; of one window at a time."""
+        packing = self.packings[layer]
+        if packing is not None and classes.shape[-1]:
+            self.bits += packing.bits(codes, classes.shape[-1])
+            self.numbers += decoded.numel()
+
+    def per_number(self) -> float | None:
+        """Bits of a packed number with all that goes with it; None where the plan says it."""
+        return self.bits / self.numbers if self.numbers else None
 
 
 def stored_layers(codecs: Sequence[Mapping[Side, object]]) -> list[StoredLayer]:
@@ -45,7 +65,7 @@ def stored_logits(
     window: Window,
     tokens: Tensor,
     first: int,
-    on_decoded: OnDecoded | None = None,
+    on_coded: OnCoded | None = None,
 ) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a stored cache. -> [P, V]."""
     below: deque[Tensor] = deque(maxlen=max(1, max(layer.maps.layers for layer in layers)))
@@ -56,10 +76,10 @@ def stored_logits(
         packed = slice(window.sinks, window.sinks + packed_tokens(held.query.shape[2], window))
         classes = classes_in(held, layers[layer].rule, window, packed)
         rows = torch.cat((held.k_raw, held.v_raw), -1)[:, packed].to(layers[layer].codes[0].encode.dtype)
-        _, decoded = layers[layer].encode(rows, [rows_.to(rows.device) for rows_ in below], classes)
+        codes, decoded = layers[layer].encode(rows, [rows_.to(rows.device) for rows_ in below], classes)
         below.appendleft(decoded)
-        if on_decoded is not None:
-            on_decoded(layer, classes, decoded)
+        if on_coded is not None:
+            on_coded(layer, codes, classes, decoded)
         return stored_attention(held, layers[layer], decoded, classes, window, packed)
 
     with attention_override(model, sites, attend):

@@ -11,7 +11,10 @@ from aatc_cli.methods.choices import Quantizer
 if TYPE_CHECKING:
     from aatc_cli.core.codec import TransformCodec
     from aatc_cli.methods.choices import Choices
+    from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Site
+
+_WIDEST_IN_TILES = 8
 
 
 class Packable(Quantizer):
@@ -23,8 +26,13 @@ class Packable(Quantizer):
     levels: ClassVar[str | None] = None
     restored: ClassVar[float] = 0.0
     packed = True
-    kinds = ("packed",)
+    kinds = ("packed", "tiled")
     goes_with = together(transform=("linear",), allocator=("channels",))
+
+    def check(self, recipe: RecipeFields) -> None:
+        """Widths that tiles have planes for."""
+        if getattr(recipe.tokens, "quotas", None) is not None and recipe.max_bits > _WIDEST_IN_TILES:
+            raise ValueError(f"tiles hold widths up to {_WIDEST_IN_TILES} bits")
 
     def site_codec(self, choices: Choices, site: Site) -> TransformCodec:
         """Matrices and quantizer in one, in float32; raises `ArtifactError` on a scale that is not positive."""
