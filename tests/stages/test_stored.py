@@ -24,7 +24,7 @@ from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
 
-RECIPE = load_recipe("stored")
+RECIPE = load_recipe("stored-fixed")
 
 
 def changed(**changes: object) -> Recipe:
@@ -120,6 +120,20 @@ def test_evaluation_goes_through_the_layers(
     [one] = measured("kl", run, tiny_llama, [Subject(RECIPE, plan)], text=[corpus], **given)
     assert one.kl_mean is not None
     assert 0 < one.kl_mean < 10
+
+
+def test_codes_of_variable_length_take_what_is_measured(
+    run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    recipe = load_recipe("stored")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    [plan] = allocate(run, recipe, [make_budget(bits=2.0)])
+    assert check(plan) == []
+    assert 1.95 < plan.layout.bits_packed <= 2.0
+    given = {"length": 260, "limit": 1, "first": 200}
+    [one] = measured("kl", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
+    assert one.bits_packed == pytest.approx(2.0, rel=0.2)
+    assert one.bits_packed != pytest.approx(plan.layout.bits_packed, rel=1e-6)
 
 
 def test_no_live_cache_holds_it(plan: Plan) -> None:
