@@ -23,7 +23,7 @@ from aatc_cli.core.weights import channel_scales, fisher_weights, latent_varianc
 from aatc_cli.methods.registry import table_makers, transform_of
 from aatc_cli.models.placement import find_device
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
-from aatc_cli.stages.predicting import predicted_layers
+from aatc_cli.stages.predicting.layers import predicted_layers
 
 
 def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: str) -> Manifest:

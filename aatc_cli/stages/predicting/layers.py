@@ -20,7 +20,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.predictive import LayerMaps
 from aatc_cli.core.predictive_fit import FittedUnit
 from aatc_cli.core.weights import fisher_weights, quadratic_weights
-from aatc_cli.stages.predicting_pass import LayerPass, Moments
+from aatc_cli.stages.predicting.passes import LayerPass, Moments
 
 # passes over the layers, and how near to the wanted rate they end
 _PASSES = 8
