@@ -2,8 +2,8 @@
 
 A latent z of unit variance is coded at resolution w = 1, 2, ... 16 by its cell: the step is s = 4 2^(-(w-1)/2), the
 cell of 0 reaches to 0.6 s on both sides and cell j lies from (j - 0.4) s to (j + 0.6) s. What is coded is j with its
-sign; how many bits it takes depends on how likely it is, so a channel may take a quarter of a bit, and a loud token takes
-more bits instead of more error. Above w = 9 the lowest bits of j, which are nearly even, are kept as they are.
+sign; how many bits it takes depends on how likely it is, so a channel may take a quarter of a bit, and a loud token
+takes more bits instead of more error. From w = 10 on the lowest bits of j, which are nearly even, are kept as they are.
 """
 
 from __future__ import annotations

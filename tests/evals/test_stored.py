@@ -16,7 +16,7 @@ from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.evals.forced.stored import stored_logits
+from aatc_cli.evals.forced.stored import stored_attention
 from aatc_cli.evals.forced.tiles import tiled_logits
 from aatc_cli.models.adapter import attention_sites, rebias
 from aatc_cli.models.attention import attention_override, scored_logits
@@ -58,12 +58,17 @@ def layers_of(rule: TileRule, bits: tuple[int, ...], depth: int = 0, within: str
     return found
 
 
+def stored_logits(model, sites, layers, tokens, note=None):
+    with attention_override(model, sites, stored_attention(layers, WINDOW, note)):
+        return scored_logits(model, tokens, FIRST)
+
+
 @pytest.mark.parametrize("bits", [(3,), (0,)], ids=["coded", "dropped"])
 def test_without_maps_and_with_one_class_it_is_the_code_of_tiles(model, bits):
     """Classes aside, which are told from exact rows here: the same codes, the same attention, dropped tokens hidden."""
     rule = TileRule((16,), "layer")
     layers, sites, tokens = layers_of(rule, bits), attention_sites(model), tokens_of()
-    stored = stored_logits(model, sites, layers, WINDOW, tokens, FIRST)
+    stored = stored_logits(model, sites, layers, tokens)
     tiled = tiled_logits(model, sites, [layer.codecs for layer in layers], rule, WINDOW, tokens, FIRST)
     torch.testing.assert_close(stored, tiled, rtol=1e-9, atol=1e-9)
 
@@ -87,7 +92,7 @@ def test_a_reader_of_stored_bytes_sees_the_same(model, depth, within):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StoredLayer, "encode", watched)
-        logits = stored_logits(model, sites, layers, WINDOW, tokens, FIRST, note)
+        logits = stored_logits(model, sites, layers, tokens, note)
     code = StoredCode(layers, 2)
     parts = defaultdict(list)
     for start in range(0, held[0].shape[0], 16):

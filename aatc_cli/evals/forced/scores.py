@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
 from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.stored import Meter, stored_layers, stored_logits
-from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
-from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
+from aatc_cli.evals.forced.passes import attention_of
+from aatc_cli.evals.forced.stored import Meter, stored_attention, stored_layers
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite, geometry_of
-from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -105,19 +104,20 @@ def score_windows(
 def _logits(
     model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
 ) -> Tensor:
-    codec = method.codecs[0]["k"]
+    codec, meter = method.codecs[0]["k"], None
+    if isinstance(codec, LayersCodec):
+        return chunked_logits(model, sites, method, tokens, first)
     if isinstance(codec, StoredLayer):
         layers = stored_layers(method.codecs)
         meter = Meter(layers, geometry_of(model.config).kv_heads)
-        logits = stored_logits(model, sites, layers, method.window, tokens, first, meter.add)
-        bits = meter.per_number()
-        scores.bits += [] if bits is None else [bits]
-        return logits
-    if isinstance(codec, TileCodec):
-        return tiled_logits(model, sites, tile_codecs(method), codec.rule, method.window, tokens, first)
-    if isinstance(codec, LayersCodec):
-        return chunked_logits(model, sites, method, tokens, first)
-    return method_logits(model, sites, method, tokens, first)
+        attend = stored_attention(layers, method.window, meter.add)
+    else:
+        attend = attention_of(method)
+    with attention_override(model, sites, attend):
+        logits = scored_logits(model, tokens, first)
+    bits = meter.per_number() if meter else None
+    scores.bits += [] if bits is None else [bits]
+    return logits
 
 
 def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:

@@ -22,8 +22,8 @@ from aatc_cli.core.stored_stream import LayerStream
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import check_rows, query_tiles
-from aatc_cli.models.adapter import AttentionSite, rebias
-from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+from aatc_cli.models.adapter import rebias
+from aatc_cli.models.attention import AttentionFunction, LayerInputs, behind_prompt
 
 # told of every layer: its codes, their classes [B, orders, P] and the vectors [B, P, 2 C] that they decode to
 OnCoded = Callable[[int, LayerCodes, Tensor, Tensor], None]
@@ -58,32 +58,27 @@ def stored_layers(codecs: Sequence[Mapping[Side, object]]) -> list[StoredLayer]:
     return found
 
 
-def stored_logits(
-    model: torch.nn.Module,
-    sites: list[AttentionSite],
-    layers: Sequence[StoredLayer],
-    window: Window,
-    tokens: Tensor,
-    first: int,
-    on_coded: OnCoded | None = None,
-) -> Tensor:
-    """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a stored cache. -> [P, V]."""
-    below: deque[Tensor] = deque(maxlen=max(1, max(layer.maps.layers for layer in layers)))
+def stored_attention(
+    layers: Sequence[StoredLayer], window: Window, on_coded: OnCoded | None = None, prompt: int = 0
+) -> AttentionFunction:
+    """The attention of a stored cache in one pass over all layers, behind a prefill of ``prompt`` tokens."""
+    below: deque[Tensor] = deque(maxlen=max(1, *(layer.maps.layers for layer in layers)))
 
     def attend(inputs: LayerInputs) -> Tensor:
         layer, held = inputs.site.layer, as_held(inputs, window)
+        if not layer:
+            below.clear()
         check_rows(layer, held.k_raw, held.v_raw)
         packed = slice(window.sinks, window.sinks + packed_tokens(held.query.shape[2], window))
         classes = classes_in(held, layers[layer].rule, window, packed)
         rows = torch.cat((held.k_raw, held.v_raw), -1)[:, packed].to(layers[layer].codes[0].encode.dtype)
-        codes, decoded = layers[layer].encode(rows, [rows_.to(rows.device) for rows_ in below], classes)
+        codes, decoded = layers[layer].encode(rows, [lower.to(rows.device) for lower in below], classes)
         below.appendleft(decoded)
         if on_coded is not None:
             on_coded(layer, codes, classes, decoded)
-        return stored_attention(held, layers[layer], decoded, classes, window, packed)
+        return _read(held, layers[layer], decoded, classes, window, prompt)
 
-    with attention_override(model, sites, attend):
-        return scored_logits(model, tokens, first)
+    return behind_prompt(prompt, attend)
 
 
 def classes_in(inputs: LayerInputs, rule: TileRule, window: Window, packed: slice) -> Tensor:
@@ -102,10 +97,11 @@ def classes_in(inputs: LayerInputs, rule: TileRule, window: Window, packed: slic
     return rule.classes_of(by_order[..., packed], 0, site.layer)
 
 
-def stored_attention(
-    inputs: LayerInputs, layer: StoredLayer, decoded: Tensor, classes: Tensor, window: Window, packed: slice
+def _read(
+    inputs: LayerInputs, layer: StoredLayer, decoded: Tensor, classes: Tensor, window: Window, start: int
 ) -> Tensor:
-    """Attention of every query over exact sinks and window and the decoded vectors [B, P, 2 C] of packed tokens."""
+    """Attention of the queries from ``start`` on over exact sinks and window and decoded vectors [B, P, 2 C]."""
+    packed = slice(window.sinks, window.sinks + decoded.shape[1])
     site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
     keys, values = (
         torch.unflatten(rebias(part.to(inputs.k_raw.dtype), bias), -1, (heads, dim)).transpose(1, 2)
@@ -119,7 +115,7 @@ def stored_attention(
     kept = layer.kept()
     seen = None if kept is None else _seen(inputs, kept, classes, packed)
     parts = []
-    for tile, queries in query_tiles(window, inputs):
+    for tile, queries in query_tiles(window, inputs, start):
         held_keys, held_values = (
             torch.cat((full[:, :, : tile.sinks], hat[:, :, tile.far], full[:, :, tile.near]), 2)
             for full, hat in zip((inputs.key, inputs.value), hats, strict=True)
