@@ -67,11 +67,6 @@ class LayerMaps:
         rows = self.below.shape[0] if self.squeeze is None else self.squeeze.shape[0]
         return rows // max(self.below.shape[1], 1)
 
-    @property
-    def predicts(self) -> bool:
-        """Whether anything is predicted at all."""
-        return self.below.shape[0] > 0 or self.within.shape[0] > 0
-
     def from_below(self, below: list[Tensor]) -> Tensor | None:
         """What decoded layers below [..., 2 C], the nearest first, tell of this one: [..., 2 C]; None: nothing."""
         if not self.below.shape[0]:
@@ -86,11 +81,6 @@ class LayerMaps:
             return found
         inside = decoded @ self.within[:, unit.columns]
         return inside if found is None else found + inside
-
-    def numbers(self) -> int:
-        """Numbers that the maps take, without those that are zero by construction."""
-        inside = int((self.within != 0).any(-1).sum()) and int((self.within != 0).sum())
-        return self.below.numel() + inside + (0 if self.squeeze is None else self.squeeze.numel())
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> LayerMaps:
         """Move to a device, maps in ``dtype``."""

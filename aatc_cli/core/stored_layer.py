@@ -24,10 +24,15 @@ class LayerCodes:
 
 
 class StoredLayer:
-    """Codes of one layer from its vectors and back, given the decoded layers below."""
+    """Codes of one layer from its vectors and back, given the decoded layers below.
 
-    def __init__(self, codecs: Mapping[Side, TileCodec], maps: LayerMaps, rule: TileRule) -> None:
-        self.codecs, self.maps, self.rule = dict(codecs), maps, rule
+    hides: tokens of a class that codes nothing in a head group are not read there, of codes that read no layer below.
+    """
+
+    def __init__(
+        self, codecs: Mapping[Side, TileCodec], maps: LayerMaps, rule: TileRule, *, hides: bool = False
+    ) -> None:
+        self.codecs, self.maps, self.rule, self.hides = dict(codecs), maps, rule, hides
         self.groups: dict[Side, int] = {side: codecs[side].codec.groups for side in SIDES}
         self.channels = int(codecs["k"].codec.bits.numel())
         self.units = units_of(self.channels, self.groups)
@@ -68,9 +73,10 @@ class StoredLayer:
     def kept(self) -> Tensor | None:
         """Whether tokens of a class and head group are known at all: bool [n, groups]; None: all of them.
 
-        A class without bits on either side is not kept where nothing is predicted either.
+        With ``hides`` a class without bits on either side is not: its keys would read as nearly zero, and queries that
+        look away from their tokens would look at them.
         """
-        if self.maps.predicts or self.groups["k"] != self.groups["v"]:
+        if not self.hides or self.groups["k"] != self.groups["v"]:
             return None
         found = self.codecs["k"].coded() | self.codecs["v"].coded()
         return None if bool(found.all()) else found
@@ -78,7 +84,7 @@ class StoredLayer:
     def to(self, device: torch.device | str) -> StoredLayer:
         """The same on a device."""
         codecs: dict[Side, TileCodec] = {side: codec.to(device) for side, codec in self.codecs.items()}
-        return StoredLayer(codecs, self.maps.to(device), self.rule)
+        return StoredLayer(codecs, self.maps.to(device), self.rule, hides=self.hides)
 
     def _order(self, classes: Tensor) -> Tensor:
         """Rows of every tile by class [..., orders, tiles, t]."""

@@ -23,6 +23,10 @@ class Prediction(Choice):
 
     predicts: ClassVar[bool] = False
 
+    def reads_below(self, recipe: RecipeFields) -> bool:
+        """Whether keys without a bit are known from other layers."""
+        return False
+
     def told_by(self) -> type[Settings] | None:
         """The model of its table ``[prediction]`` in a recipe, or None."""
         return None

@@ -54,7 +54,7 @@ def layers_of(rule: TileRule, bits: tuple[int, ...], depth: int = 0, within: str
             for columns in before:
                 inside[columns, unit.columns] = torch.randn(16, 16, generator=generator, dtype=torch.float64) / 20
         maps = LayerMaps(below, inside if within != "none" else inside[:0])
-        found.append(StoredLayer(sides, maps, rule))
+        found.append(StoredLayer(sides, maps, rule, hides=not depth))
     return found
 
 

@@ -107,7 +107,7 @@ class Tiles(Classes):
             rule_of(recipe),
             groups.k,
             joint=recipe.pool == "joint",
-            alone=choices.prediction.predicts,
+            alone=choices.prediction.reads_below(recipe),
         )
 
     def layout(self, choices: Choices, geometry: Geometry, groups: HeadGroups, plan: PlannedWidths) -> CacheLayout:

@@ -32,6 +32,10 @@ class Decoded(Prediction):
 
         return PredictionFields
 
+    def reads_below(self, recipe: RecipeFields) -> bool:
+        """As the table says."""
+        return _form(recipe).layers > 0
+
     def check(self, recipe: RecipeFields) -> None:
         """A stored cache lies in tiles."""
         if getattr(recipe.tokens, "quotas", None) is None:
@@ -90,7 +94,8 @@ class Decoded(Prediction):
             }
             device = pair["k"].codec.encode.device
             maps = LayerMaps(parts["below"], parts["within"], parts.get("squeeze")).to(device)
-            stored = StoredLayer(pair, maps, pair["k"].rule)
+            # what layers below tell of a token is enough to be read
+            stored = StoredLayer(pair, maps, pair["k"].rule, hides=not form.layers)
             found.append(dict.fromkeys(SIDES, stored))
         return found
 
