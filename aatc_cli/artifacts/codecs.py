@@ -20,6 +20,11 @@ def require_packed(name: str, recipe: Recipe) -> None:
             f"{name} keeps what layers below do not tell, which is read layer by layer: no live cache holds it",
             "evaluate it with aatc eval kl or perplexity; plan with --recipe loss-aware-tiles for a live cache",
         )
+    if recipe.pressed:
+        raise AatcError(
+            f"recipe {recipe.name} has no packed cache: its press leaves other tokens in every kv head",
+            "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
+        )
     if not recipe.packed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its quantizer {recipe.quantizer} is simulated only",

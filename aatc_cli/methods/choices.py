@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.layout import CacheLayout, Widths
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.methods.fields import RecipeFields
+    from aatc_cli.methods.press import Press
 
 
 class Allocator(Choice, TableMaker):
@@ -64,6 +65,10 @@ class Quantizer(Choice, TableMaker):
     packed: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
     curve: ClassVar[str | None] = None
+
+    def along_tokens(self, recipe: RecipeFields) -> bool:
+        """Whether it codes neighbouring tokens together, so that one cannot be left out."""
+        return "channel" in (recipe.coding.key_axis, recipe.coding.value_axis)
 
     def distortion(self) -> Sequence[float]:
         """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
@@ -165,6 +170,7 @@ class Choices:
     classes: Classes
     curve: Quantizer
     prediction: Prediction
+    press: Press
 
     @property
     def by_axis(self) -> tuple[tuple[str, Choice], ...]:
@@ -177,6 +183,7 @@ class Choices:
             ("value_weight", self.value_weight),
             ("tokens", self.classes),
             ("prediction", self.prediction),
+            ("press", self.press),
         )
 
     def weight(self, side: Side) -> Weight:
@@ -251,14 +258,18 @@ class Choices:
         self.require_blocks(energies[0]["k"].variance.size, found)
         return self.classes.allocate(self, energies, average, found, tables or MethodTables())
 
-    def layout(self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0) -> CacheLayout:
-        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision."""
-        found = self.classes.layout(self, geometry, groups, PlannedWidths(bits, blocks))
+    def layout(
+        self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0, keep: float = 1.0
+    ) -> CacheLayout:
+        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision; keep: share of the tokens."""
+        planned = PlannedWidths(bits, blocks, keep)
+        found = self.press.layout(self.classes.layout(self, geometry, groups, planned), planned)
         return found.with_maps(self.prediction.map_bytes(self.recipe, geometry, groups))
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
-        """The byte law at an average width, before any plan exists."""
-        return self.classes.nominal(self, geometry, groups, bits)
+        """The byte law at an average width, before any plan exists; of a press at the share that its recipe says."""
+        law = self.classes.nominal(self, geometry, groups, bits)
+        return self.press.layout(law, PlannedWidths((), 0, self.recipe.keep or 1.0))
 
     def codecs(self, sites: Sites, device: str) -> list[dict[Side, Any]]:
         """One codec per layer and side on ``device``; of a transform over all layers the same one for every layer.

@@ -23,7 +23,7 @@ class Decoded(Prediction):
 
     name = "decoded"
     meaning = "linear maps from decoded layers below, and from head groups of the layer coded before"
-    goes_with = together(transform=("metric",), quantizer=("tiled",))
+    goes_with = together(transform=("metric",), quantizer=("tiled",), press=("none",))
     predicts = True
 
     def told_by(self) -> type[Settings]:
