@@ -20,9 +20,9 @@ class SteppedCodec(TransformCodec):
     def _sizes(self) -> tuple[Tensor, Tensor]:
         """Step and largest magnitude of every channel, [C]."""
         widths = self.bits.tolist()
-        like = {"dtype": self.variance.dtype, "device": self.variance.device}
-        steps = torch.tensor([step(width) if width else 0.0 for width in widths], **like) * self.variance.sqrt()
-        return steps, torch.tensor([float(most(width)) if width else 0.0 for width in widths], **like)
+        steps = torch.tensor([step(width) if width else 0.0 for width in widths], dtype=torch.float64)
+        largest = torch.tensor([float(most(width)) if width else 0.0 for width in widths], dtype=torch.float64)
+        return steps.to(self.variance) * self.variance.sqrt(), largest.to(self.variance)
 
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:

@@ -116,8 +116,10 @@ def likelihoods(width: int, model: int) -> NDArray[np.int64]:
     lower = np.where(edges > 0, edges - 1 + DEAD, edges - DEAD) * step(width)
     lower[0], lower[-1] = -np.inf, np.inf
     scale = 2.0 ** ((model - MODELS // 2) / 2)
-    mass = sum(share * np.diff(ndtr(lower / (scale * spread))) for spread, share in _SPREAD)
-    counts = np.maximum(np.rint(mass * TOTAL), 1).astype(np.int64)
+    mass = np.zeros(lower.size - 1)
+    for spread, share in _SPREAD:
+        mass += share * np.diff(ndtr(lower / (scale * spread)))
+    counts: NDArray[np.int64] = np.maximum(np.rint(mass * TOTAL), 1).astype(np.int64)
     counts[int(counts.argmax())] += TOTAL - int(counts.sum())
     return counts
 

@@ -110,7 +110,8 @@ class LayerStream:
 
     def _models(self, split: list[tuple[Symbols, NDArray[np.int64]]]) -> NDArray[np.uint8]:
         """The model of every unit and class under which its codes are shortest."""
-        return self._lengths([high for high, _ in split]).argmin(1).astype(np.uint8)
+        found: NDArray[np.uint8] = self._lengths([high for high, _ in split]).argmin(1).astype(np.uint8)
+        return found
 
     def _lengths(self, high: list[Symbols]) -> NDArray[np.float64]:
         """Bits of every unit and class under every model: [places, MODELS]."""
@@ -128,7 +129,8 @@ class LayerStream:
 
     def _decoded(self, data: bytes, models: NDArray[np.uint8], counts: list[int]) -> list[Symbols]:
         """The symbols of every run."""
-        decoder, found = Decoder(data), {}
+        decoder = Decoder(data)
+        found: dict[int, Symbols] = {}
         for table, places in self._by_table(models).items():
             symbols = decoder.take(table, sum(counts[place] for place in places))
             ends = np.cumsum([counts[place] for place in places])[:-1]

@@ -26,7 +26,7 @@ class Packable(Quantizer):
     levels: ClassVar[str | None] = None
     restored: ClassVar[float] = 0.0
     packed = True
-    kinds = ("packed", "tiled")
+    kinds: ClassVar[tuple[str, ...]] = ("packed", "tiled")
     goes_with = together(transform=("linear",), allocator=("channels",))
 
     def check(self, recipe: RecipeFields) -> None:
