@@ -17,13 +17,10 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
+from aatc_cli.core.any_codec import AnyCodec, of_one_vector
 from aatc_cli.core.attend import masked_attention
-from aatc_cli.core.codec import Codec
-from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.state import Pressed
-from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
@@ -33,7 +30,7 @@ from aatc_cli.runtime.second_pass import Reader
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | TileCodec | StoredLayer]]
+Codecs = Sequence[Mapping[Side, AnyCodec]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -77,10 +74,7 @@ def method_attention(method: Method, prompt: int = 0) -> AttentionFunction:
 
 
 def reconstruct(
-    inputs: LayerInputs,
-    codecs: Mapping[Side, Codec | LayersCodec | TileCodec | StoredLayer],
-    sinks: int,
-    coordinates: Coordinates,
+    inputs: LayerInputs, codecs: Mapping[Side, AnyCodec], sinks: int, coordinates: Coordinates
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
@@ -96,8 +90,7 @@ def reconstruct(
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
     def coded(x: Tensor, side: Side) -> Tensor:
-        codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | TileCodec | StoredLayer)
+        codec = of_one_vector(codecs[side])
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":
