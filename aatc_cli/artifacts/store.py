@@ -84,7 +84,9 @@ class Store:
         if data is None:
             raise ArtifactError(f"{path} is missing", "store the prefix again")
         if len(data) != nbytes or hashlib.sha256(data).hexdigest() != name:
-            raise ArtifactError(f"{path} is damaged: it is not what its name says", "aatc cache check --repair removes it")
+            raise ArtifactError(
+                f"{path} is damaged: it is not what its name says", "aatc cache check --repair removes it"
+            )
         return data
 
     def write_prefix(self, space: str, tokens: Sequence[int], text: str) -> Path:

@@ -1,5 +1,6 @@
 """The command line: parse, validate, call one stage, print. Nothing heavy is imported before a command runs."""
 
+from aatc_cli.cli.advise import advise
 from aatc_cli.cli.allocate import allocate, allocate_parameters
 from aatc_cli.cli.app import Ordered, app
 from aatc_cli.cli.cache import cache
@@ -30,5 +31,6 @@ app.command()(report)
 app.command()(pick)
 app.command()(export)
 app.add_typer(cache)
+app.command()(advise)
 app.command(name="list")(list_known)
 app.command()(doctor)

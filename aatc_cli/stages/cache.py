@@ -167,9 +167,7 @@ def _session(using: Using) -> Iterator[tuple[Session, Any]]:
     """The model of a plan with its caches attached, and its tokenizer."""
     plan = using.plan
     with working(f"opening {using.source.name}"):
-        model, tokenizer = load_same(
-            using.source, plan.model, str(plan.path), device=using.device, dtype=using.dtype
-        )
+        model, tokenizer = load_same(using.source, plan.model, str(plan.path), device=using.device, dtype=using.dtype)
     with attach(model, plan, using.cache) as session:
         yield session, tokenizer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 
@@ -10,14 +12,20 @@ def run(tiny_llama, tmp_path_factory, corpus):
     """A run with one plan of tiles at 2 bits."""
     from aatc_cli.__main__ import main
 
+    patch = pytest.MonkeyPatch()
     folder = tmp_path_factory.mktemp("cache") / "run"
     at = ["--run", str(folder)]
+    collect = ["--samples", "4", "--fisher", "4", "--length", "256"]
     for command in (
-        ["collect", *at, "--model", str(tiny_llama), "--text", str(corpus), "--samples", "4", "--fisher", "4", "--length", "256"],
+        ["collect", *at, "--model", str(tiny_llama), "--text", str(corpus), *collect],
         ["whiten", *at, "--recipe", "loss-aware-tiles"],
         ["allocate", *at, "--recipe", "loss-aware-tiles", "--budget", "3"],
     ):
-        assert main([*command, "-q"]) == 0
+        patch.setattr(sys, "argv", ["aatc", *command, "-q"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+    patch.undo()
     return folder
 
 
@@ -26,7 +34,8 @@ def asked(run, tiny_llama, tmp_path, corpus):
     text = tmp_path / "prompt.txt"
     text.write_text(corpus.read_text()[:400])
     return [
-        "--plan", str(run / "plans" / "loss-aware-tiles-3"), "--model", str(tiny_llama), "--store", str(tmp_path / "store"),
+        "--plan", str(run / "plans" / "loss-aware-tiles-3"), "--model", str(tiny_llama),
+        "--store", str(tmp_path / "store"),
         "--file", str(text),
     ]  # fmt: skip
 
@@ -64,3 +73,22 @@ def test_a_store_that_is_none_and_a_text_that_is_none(aatc, asked, tmp_path):
     assert aatc("cache", "list", "--store", str(tmp_path / "none")).code == 1
     (tmp_path / "prompt.txt").unlink()
     assert "cannot be read" in aatc("cache", "put", *asked).err
+
+
+def test_advice_by_link(aatc, asked):
+    plan = asked[:2]
+    found = aatc(
+        "advise", *plan, "--link", "1Gbps", "--link", "100GB/s", "--decode", "4GB/s", "--recompute", "3", "--json"
+    ).json
+    slow, quick = found["links"]
+    assert (slow["best"], quick["best"]) == ("stored", "raw")
+    assert slow["raw_seconds"] == pytest.approx(found["raw_bytes"] / 125e6)
+    assert slow["coded_seconds"] == pytest.approx(found["coded_bytes"] / 125e6)
+    assert found["ratio"] == pytest.approx(found["raw_bytes"] / found["coded_bytes"])
+    assert found["worth_below"] == 4e9
+    assert found["worth_above"] == pytest.approx(found["coded_bytes"] / 3)
+    # the raw pages of four layers of two heads of 16, keys and values of 2 bytes
+    assert found["raw_bytes"] == 32768 * 4 * 2 * 32 * 2
+    measured = aatc("advise", *plan, "--link", "1Gbps", "--context", "512")
+    assert "1Gbps" in measured.out
+    assert aatc("advise", *plan, "--link", "fast").code == 2

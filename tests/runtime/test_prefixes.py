@@ -261,10 +261,10 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_no_lock(stored):
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
     assert kept(store) == before
-    assert [path for path in store.folder.rglob(".*tmp-aatc-*")]
+    assert list(store.folder.rglob(".*tmp-aatc-*"))
     with store.writing():
         collect_garbage(store, None, objects_of)
-    assert not [path for path in store.folder.rglob(".*tmp-aatc-*")]
+    assert not list(store.folder.rglob(".*tmp-aatc-*"))
     assert kept(store) == before
 
 

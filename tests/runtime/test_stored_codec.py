@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.stored.code import TileCode
 from aatc_cli.runtime.stored.codec import StoredCodec
@@ -43,7 +43,9 @@ def code_of(widths=((0, 1, 3), (2, 3, 4), (4, 5, 8)), groups=2, scale_bits=8, ru
             generator = torch.Generator().manual_seed(10 * layer + index)
             encode = torch.linalg.qr(torch.randn(groups, size, size, generator=generator))[0]
             ones = torch.ones(32)
-            codec = TransformCodec(encode, encode.mT.contiguous(), 4 * ones, ones.long(), ones, quantizer, None, scale_bits)
+            codec = TransformCodec(
+                encode, encode.mT.contiguous(), 4 * ones, ones.long(), ones, quantizer, None, scale_bits
+            )
             bits = torch.stack([torch.tensor(row).repeat(11)[:32] for row in widths[: rule.classes]])
             pair[side] = TileCodec(codec, bits, rule)
             held[side] = torch.randn(32, generator=generator) if bias else None
@@ -53,9 +55,7 @@ def code_of(widths=((0, 1, 3), (2, 3, 4), (4, 5, 8)), groups=2, scale_bits=8, ru
 
 
 def codec_of(tokens=128, rotation=None, **changes):
-    return StoredCodec(
-        GEOMETRY, code_of(**changes), rotation or angles(), b"p" * 32, b"m" * 32, sinks=4, tokens=tokens
-    )
+    return StoredCodec(GEOMETRY, code_of(**changes), rotation or angles(), b"p" * 32, b"m" * 32, sinks=4, tokens=tokens)
 
 
 def pages_of(tokens=128, dtype=torch.float32, seed=0):
@@ -109,12 +109,16 @@ def test_bytes_are_known_before_and_sinks_are_exact(dtype, first):
 def test_scales_of_8_bit_pages_count():
     scales = {side: torch.tensor([2.0, 4.0, 0.5]) for side in SIDES}
     codec, wide = replace(codec_of(), scales=scales), pages_of()
-    narrow = Pages(*((part / scales["k"].view(-1, 1, 1, 1)).to(torch.float8_e4m3fn) for part in (wide.keys, wide.values)))
+    narrow = Pages(
+        *((part / scales["k"].view(-1, 1, 1, 1)).to(torch.float8_e4m3fn) for part in (wide.keys, wide.values))
+    )
     held = Pages(*(part.float() * scales["k"].view(-1, 1, 1, 1) for part in (narrow.keys, narrow.values)))
     got = codec.decode(codec.encode(narrow, 64), 64, torch.float8_e4m3fn)
     plain = replace(codec, scales=None)
     expected = plain.decode(plain.encode(held, 64), 64, torch.float32)
-    assert torch.equal(got.keys.float(), (expected.keys / scales["k"].view(-1, 1, 1, 1)).to(torch.float8_e4m3fn).float())
+    assert torch.equal(
+        got.keys.float(), (expected.keys / scales["k"].view(-1, 1, 1, 1)).to(torch.float8_e4m3fn).float()
+    )
 
 
 @pytest.mark.skipif(not host_available(), reason="numba is not installed")
@@ -153,7 +157,9 @@ def test_half_floats_of_the_kernel_are_torch_s():
     from aatc_cli.runtime.stored.host_kernel import written_of
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4096, generator=generator) * torch.exp2(torch.randint(-30, 17, (4096,), generator=generator).float())
+    x = torch.randn(4096, generator=generator) * torch.exp2(
+        torch.randint(-30, 17, (4096,), generator=generator).float()
+    )
     x[:4] = torch.tensor([0.0, -0.0, 1e6, -1e6])
     scaled, none = np.zeros(4096, np.float32), np.zeros(0, np.float32)
     for kind, dtype in ((1, torch.float16), (2, torch.bfloat16)):

@@ -1,6 +1,6 @@
 """How the rows of a chunk become bytes: one interface for all codes, and the fixed-width code of tiles.
 
-A code sees a whole chunk at once, all layers of it, so one that predicts a layer from the layer below has what it needs.
+A code sees a whole chunk at once, all layers of it, so one that predicts a layer from the one below has what it needs.
 A code of fixed width says beforehand how many bytes every layer takes; one of variable rate does not, and the head of
 the chunk has the lengths.
 """
@@ -58,7 +58,7 @@ class TileCode:
         made = []
         for layer, (pair, bias) in enumerate(zip(codecs, biases, strict=True)):
             tiled: dict[Side, TileCodec] = {side: _tiled(pair[side]) for side in SIDES}
-            made.append(TileLayer(layer, tiled, bias, tiled["k"].rule, heads))  # type: ignore[arg-type]
+            made.append(TileLayer(layer, tiled, bias, tiled["k"].rule, heads))
         return cls(made)
 
     @property

@@ -10,19 +10,17 @@ that a checksum does not cover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from aatc_cli.artifacts.codecs import require_packed
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.runtime.stored.code import Biases, ChunkCode, TileCode
 from aatc_cli.runtime.stored.header import (
@@ -61,22 +59,19 @@ class StoredCodec:
     model: bytes
     sinks: int
     tokens: int = CHUNK
-    stand_in: StandIn = "energy"
+    stand_in: StandIn = "key-norm"
     scales: Scales | None = None
     device: str = "cpu"
     fast: Decode | None = None
 
     @classmethod
-    def of(
-        cls, plan: Plan, rotation: Rotation, biases: Biases, *, tokens: int = CHUNK, device: str = "cpu"
-    ) -> Self:
+    def of(cls, plan: Plan, rotation: Rotation, biases: Biases, *, tokens: int = CHUNK, device: str = "cpu") -> Self:
         """The codec of a plan for a model with this rotation and these biases by layer and side.
 
         Raises `AatcError` for a plan that has no packed form, `UsageError` for a chunk that is not 64 to 256 tokens.
         """
         if tokens not in CHUNKS:
             raise UsageError(f"chunks have {', '.join(map(str, CHUNKS))} tokens, not {tokens}", "choose one of these")
-        require_packed(plan.name, plan.recipe, plan.classes)
         geometry = plan.geometry
         before = plan.recipe.coordinates == "pre-rope"
         held: Biases = [dict.fromkeys(SIDES) if not before else one for one in biases]
@@ -120,9 +115,18 @@ class StoredCodec:
         name: 32 bytes of the caller's own, which a reader can ask for. Raises `AatcError` for pages of another shape or
         type, or numbers that are not finite.
         """
-        geometry, first = self.geometry, first_position(positions, self.tokens)
-        pages.check(geometry.layers, self.tokens, geometry.kv_heads, geometry.head_dim)
-        places = torch.arange(first, first + self.tokens, device=self.device)
+        first = first_position(positions, self.tokens)
+        return self.encode_run(pages, first, received, [name])[0]
+
+    @torch.no_grad()
+    def encode_run(
+        self, pages: Pages, first: int, received: Tensor | None = None, names: Sequence[bytes] | None = None
+    ) -> list[bytes]:
+        """The chunks of neighbouring tokens from position ``first`` on, coded together; otherwise as `encode`."""
+        geometry = self.geometry
+        count = max(pages.shape[1] // self.tokens, 1)
+        pages.check(geometry.layers, count * self.tokens, geometry.kv_heads, geometry.head_dim)
+        places = torch.arange(first, first + count * self.tokens, device=self.device)
         moved = Pages(pages.keys.to(self.device), pages.values.to(self.device))
         rows = keys_off(moved.rows(self.scales), self.rotation, places, geometry.kv_heads)
         sinks = self._sinks(first)
@@ -131,12 +135,35 @@ class StoredCodec:
         if sinks:
             rows = {side: part.index_fill(1, places[:sinks] - first, 0) for side, part in rows.items()}
             ranked[..., :sinks] = -torch.inf
-        parts = [memoryview(moved.exact(sinks))]
-        parts += [memoryview(part.cpu().numpy().tobytes()) for part in self.code.encode(rows, ranked, first)]
-        header = ChunkHeader(
-            self.plan, self.model, name, first, self.tokens, sinks, CODES[pages.keys.dtype], measured(parts)
-        )
-        return assemble(header, parts)
+        exact = memoryview(moved.exact(sinks))
+        coded = [memoryview(part.cpu().numpy().tobytes()) for part in self._coded(rows, ranked, first, count)]
+        layers, chunks = geometry.layers, []
+        for index in range(count):
+            parts = [exact if index == 0 else memoryview(b""), *coded[index * layers : (index + 1) * layers]]
+            header = ChunkHeader(
+                self.plan,
+                self.model,
+                NO_NAME if names is None else names[index],
+                first + index * self.tokens,
+                self.tokens,
+                sinks if index == 0 else 0,
+                CODES[pages.keys.dtype],
+                measured(parts),
+            )
+            chunks.append(assemble(header, parts))
+        return chunks
+
+    def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[Tensor]:
+        """Bytes of every chunk and layer, chunk by chunk; those of a fixed size are coded together and cut."""
+        if self.code.sizes(self.tokens) is not None:
+            parts = [torch.chunk(part, count) for part in self.code.encode(rows, ranked, first)]
+            return [part[index] for index in range(count) for part in parts]
+        found: list[Tensor] = []
+        for index in range(count):
+            span = slice(index * self.tokens, (index + 1) * self.tokens)
+            mine = {side: part[:, span] for side, part in rows.items()}
+            found += self.code.encode(mine, ranked[..., span], first + index * self.tokens)
+        return found
 
     @torch.no_grad()
     def decode(
@@ -154,9 +181,9 @@ class StoredCodec:
         first = first_position(positions, self.tokens)
         header = self.checked(view, first, name)
         starts = header.starts
+        whole = torch.frombuffer(bytearray(view), dtype=torch.uint8).to(self.device)
         parts = [
-            torch.frombuffer(view[start : start + length], dtype=torch.uint8).to(self.device) if length else _none()
-            for start, (length, _) in zip(starts[1:-1], header.parts[1:], strict=True)
+            whole[start : start + length] for start, (length, _) in zip(starts[1:-1], header.parts[1:], strict=True)
         ]
         places = torch.arange(first, first + self.tokens, device=self.device)
         read = self._read if self.fast is None else self.fast
@@ -168,16 +195,17 @@ class StoredCodec:
     def checked(self, view: memoryview, first: int, name: bytes | None = None) -> ChunkHeader:
         """The head of a chunk that this codec can decode at position ``first``; raises `ChunkError`."""
         header = ChunkHeader.read(view)
-        for what, found, wanted in (
+        pairs: tuple[tuple[str, bytes | int, bytes | int], ...] = (
             ("plan", header.plan, self.plan),
             ("model", header.model, self.model),
             ("name", header.name, header.name if name is None else name),
             ("length", header.tokens, self.tokens),
             ("position", header.first, first),
             ("number of sinks", header.sinks, self._sinks(first)),
-        ):
+        )
+        for what, found, wanted in pairs:
             if found != wanted:
-                shown = f": {found}, not {wanted}" if isinstance(found, int) else ""
+                shown = f": {found:d}, not {wanted:d}" if isinstance(found, int) and isinstance(wanted, int) else ""
                 raise ChunkError(f"a stored chunk is of another {what}{shown}", "compute its tokens again")
         sizes = self.code.sizes(self.tokens)
         lengths = [length for length, _ in header.parts]
@@ -202,9 +230,9 @@ class StoredCodec:
 
     def _ranked(self, rows: Mapping[Side, Tensor], received: Tensor | None) -> Tensor:
         """What the tokens are ranked by: [L, orders, n]."""
-        layers, orders = self.geometry.layers, self.code.orders
+        layers, orders, tokens = self.geometry.layers, self.code.orders, rows["k"].shape[1]
         if not orders:
-            return torch.zeros(layers, 1, self.tokens, device=self.device)
+            return torch.zeros(layers, 1, tokens, device=self.device)
         if received is None:
             assert isinstance(self.code, TileCode)
             found = [
@@ -212,9 +240,9 @@ class StoredCodec:
                 for layer in self.code.layers
             ]
             return torch.stack(found).clone()
-        if tuple(received.shape) != (layers, orders, self.tokens):
+        if tuple(received.shape) != (layers, orders, tokens):
             raise AatcError(
-                f"attention received is {list(received.shape)}, a chunk has {[layers, orders, self.tokens]}",
+                f"attention received is {list(received.shape)}, a chunk has {[layers, orders, tokens]}",
                 "give it for every layer, order and token, or leave it out",
             )
         return received.to(self.device, torch.float32, copy=True)
@@ -236,7 +264,3 @@ def first_position(positions: Tensor | int, tokens: int) -> int:
     if not 0 <= first < 1 << 62:
         raise AatcError(f"{first} is no position", "count positions from 0")
     return first
-
-
-def _none() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)

@@ -122,7 +122,7 @@ def head_bytes(parts: int) -> int:
 
 def assemble(header: ChunkHeader, parts: Sequence[bytes | memoryview]) -> bytes:
     """A whole chunk; ``header`` has the lengths and checksums of ``parts``."""
-    pieces = [header.pack()]
+    pieces: list[bytes | memoryview] = [header.pack()]
     for part in parts:
         pieces += [part, bytes(aligned(len(part)) - len(part))]
     return b"".join(pieces)

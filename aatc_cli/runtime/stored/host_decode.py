@@ -65,9 +65,7 @@ class HostDecoder:
             return Pages(whole["k"], whole["v"])
         return Pages.of_rows({side: pages[side] for side in SIDES}, self.heads, dtype, scales)
 
-    def _side(
-        self, part: Tensor, tables: SideTables, angles: tuple[Any, Any], style: int, kind: int, out: Any
-    ) -> None:
+    def _side(self, part: Tensor, tables: SideTables, angles: tuple[Any, Any], style: int, kind: int, out: Any) -> None:
         data = part.numpy()
         if data.ctypes.data % 4:
             data = data.copy()
@@ -127,5 +125,3 @@ def _tables_of(held: Any, biases: Any) -> dict[Side, SideTables]:
 @lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="aatc-chunk")
-
-

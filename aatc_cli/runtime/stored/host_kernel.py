@@ -1,13 +1,13 @@
 """Tiles to pages on a CPU, one side of one layer at a time, in machine code made by numba at first use.
 
 All arrays are flat, loops run over what lies side by side, and sizes are constants of a kernel (`kernel_of`): so the
-compiler uses the whole width of a core's registers. Names: k class, g head group, r row (tokens of a tile by class), t token, j channel with bits, e number of a
-head group.
+compiler uses the whole width of a core's registers. Names: k class, g head group, r row (tokens of a tile by class),
+t token, j channel with bits, e number of a head group.
 """
 
 # numba reads no annotations; functions are as long as what is kept in registers asks for
 # ruff: noqa: ANN001, ANN201, ANN202
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -213,8 +213,27 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
 
     @njit(**_OPTIONS)
     def decode_side(
-        data, words, halves, nbytes, parts, entries, slots, levels, basis, scales, scale_bits, bias, quotas, orders,
-        class_bits, class_stride, cos, sin, kind, wide, narrow
+        data,
+        words,
+        halves,
+        nbytes,
+        parts,
+        entries,
+        slots,
+        levels,
+        basis,
+        scales,
+        scale_bits,
+        bias,
+        quotas,
+        orders,
+        class_bits,
+        class_stride,
+        cos,
+        sin,
+        kind,
+        wide,
+        narrow,
     ):
         codes, scale = np.zeros(TILE, dtype=np.uint32), np.zeros(TILE, dtype=np.float32)
         latents, rows = np.zeros(size * TILE, dtype=np.float32), np.zeros(TILE * size, dtype=np.float32)

@@ -22,14 +22,14 @@ Rows = Mapping[Side, Tensor]
 
 
 def energy(layer: TileLayer, rows: Rows) -> Tensor:
-    """What the plan's transform says a token holds: latents squared and weighted, of keys and values. -> [orders, n]."""
-    total = 0.0
+    """What a token holds by the plan's transform: latents squared and weighted, keys and values. -> [orders, n]."""
+    total = torch.zeros((), device=layer.device)
     for side in SIDES:
         codec = layer.codecs[side].codec
         latents = codec.latents(debias(rows[side], layer.biases[side])).square()
         weight = codec.weight if codec.weight is not None else torch.ones_like(codec.variance)
         total = total + _by_order(latents * weight, layer)
-    return torch.as_tensor(total)
+    return total
 
 
 def key_norm(layer: TileLayer, rows: Rows) -> Tensor:

@@ -34,7 +34,8 @@ class SideTables:
     parts [classes, groups, 3]: first entry, entries, and byte of the tile at which the scales lie.
     entries [n, 4]: channel in its group, first slot, slots, first level. slots [m, 4]: byte of the tile of the first
     token's word, bit in the word, place of the digit in the code, bits of the digit (2 in words of four bytes, 1 in
-    words of two). levels [s]; basis [n, E]: what one of an entry is in model channels; scales: what every code of a scale is worth; bias [C], or empty.
+    words of two). levels [s]; basis [n, E]: what one of an entry is in model channels; scales: what
+    every code of a scale is worth; bias [C], or empty.
     quotas: tokens of every class. orders, class_bits: of the classes at the head of a tile; nbytes: of a whole tile.
     """
 
@@ -102,7 +103,9 @@ def _walk(mine: SidePacking, start: int) -> tuple[Ints, list[list[int]], list[li
             place, held = start + part.start, dict[int, list[list[int]]]()
             for digits in part.digits:
                 word = digits.bits * DIGITS // 8
-                for index, (channel, shift) in enumerate(zip(digits.channel.tolist(), digits.shift.tolist(), strict=True)):
+                for index, (channel, shift) in enumerate(
+                    zip(digits.channel.tolist(), digits.shift.tolist(), strict=True)
+                ):
                     at = place + index // DIGITS * word * part.count
                     held.setdefault(channel, []).append([at, digits.bits * (index % DIGITS), shift, digits.bits])
                 place += digits.planes * part.count * word
