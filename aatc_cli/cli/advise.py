@@ -34,8 +34,8 @@ def advise(
     from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.cli.choosing import find_source
     from aatc_cli.console import print_json, working
-    from aatc_cli.stages.advise import Question, link_speed, measured_decode, measured_recompute
-    from aatc_cli.stages.advise import advise as stage
+    from aatc_cli.stages.storing.advise import Question, link_speed, measured_decode, measured_recompute
+    from aatc_cli.stages.storing.advise import advise as stage
 
     opened = Plan.open(find_plan(plan))
     for one in link:

@@ -11,7 +11,7 @@ from aatc_cli.cli.loudness import Commands
 from aatc_cli.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, a_path
 
 if TYPE_CHECKING:
-    from aatc_cli.stages.cache import Using
+    from aatc_cli.stages.storing.cache import Using
 
 _Store = Annotated[
     Path, typer.Option("--store", envvar="AATC_STORE", parser=a_path, metavar="PATH", help="Folder of the store.")
@@ -46,7 +46,7 @@ def put(
     from dataclasses import asdict
 
     from aatc_cli.console import print_json
-    from aatc_cli.stages.cache import put as stage
+    from aatc_cli.stages.storing.cache import put as stage
 
     done = stage(_using(store, plan, model, device, dtype), _words(file), limit)
     if json:
@@ -74,7 +74,7 @@ def get(
     from dataclasses import asdict
 
     from aatc_cli.console import print_json
-    from aatc_cli.stages.cache import get as stage
+    from aatc_cli.stages.storing.cache import get as stage
 
     done = stage(_using(store, plan, model, device, dtype), _words(file), new_tokens)
     if json:
@@ -89,7 +89,7 @@ def list_prefixes(store: _Store = _HERE, json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from aatc_cli.console import print_json, print_table
-    from aatc_cli.stages.cache import listed, summary
+    from aatc_cli.stages.storing.cache import listed, summary
 
     found, whole = listed(store), summary(store)
     if json:
@@ -108,7 +108,7 @@ def check(
 ) -> None:
     """Read every byte of a store against its checksum; exit 1 where something is damaged and not repaired."""
     from aatc_cli.console import print_json
-    from aatc_cli.stages.cache import check as stage
+    from aatc_cli.stages.storing.cache import check as stage
 
     found = stage(store, repair=repair)
     if json:
@@ -127,7 +127,7 @@ def gc(store: _Store = _HERE, limit: _Limit = None, json: JsonOption = False) ->
     from dataclasses import asdict
 
     from aatc_cli.console import print_json
-    from aatc_cli.stages.cache import collect
+    from aatc_cli.stages.storing.cache import collect
 
     done = collect(store, limit)
     if json:
@@ -140,7 +140,7 @@ def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.cli.choosing import find_source
-    from aatc_cli.stages.cache import Using
+    from aatc_cli.stages.storing.cache import Using
 
     source, _ = find_source(model, None)
     return Using(store, Plan.open(find_plan(plan)), source, device, dtype)

@@ -19,9 +19,7 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import explain
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
-from aatc_cli.runtime.stored.device_decode import on_device
-from aatc_cli.runtime.stored.host_decode import with_threads
-from aatc_cli.runtime.stored.opening import open_codec
+from aatc_cli.runtime.stored.opening import fastest, open_codec
 
 
 class PluginSettings(Settings):
@@ -53,7 +51,7 @@ def codec_of(settings: PluginSettings, tokens: int | None = None) -> StoredCodec
     """The codec that the settings name, with the fastest decoder there is; raises as `open_codec`."""
     plan = Plan.open(find_plan(Path(settings.plan) if not settings.plan.startswith("hub:") else settings.plan))
     codec = open_codec(plan, find_model(settings.model), tokens=tokens or settings.chunk, device=settings.device)
-    return on_device(with_threads(codec, settings.threads))
+    return fastest(codec, settings.threads)
 
 
 def require_version(package: str, tested: tuple[str, ...]) -> str:

@@ -154,7 +154,7 @@ def test_half_floats_of_the_kernel_are_torch_s():
     """Round to nearest even, denormals and saturation, against torch's own conversion."""
     import numpy as np
 
-    from aatc_cli.runtime.stored.host_kernel import written_of
+    from aatc_cli.runtime.kernels.host_chunks import written_of
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4096, generator=generator) * torch.exp2(

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from aatc_cli.console import progress
-from aatc_cli.core.metrics import kl_divergence, mean_and_stderr
+from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.keeping import kept
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.stored.prefill import Prefill, prefill
+from aatc_cli.evals.stored.passes import Found, compare, through
+from aatc_cli.evals.stored.prefill import prefill
 from aatc_cli.evals.stored.result import Result
 from aatc_cli.evals.stored.settings import Settings
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.adapter import attention_sites
-from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.limits import check_tokens
-from aatc_cli.runtime.stored.codec import StoredCodec
-from aatc_cli.runtime.stored.device_decode import on_device
-from aatc_cli.runtime.stored.host_decode import with_threads
-from aatc_cli.runtime.stored.opening import codec_for
+from aatc_cli.runtime.stored.opening import codec_for, fastest
 from aatc_cli.text.windows import Windows, consecutive_windows
-
-# positions compared at once
-_POSITIONS = 256
-
-
-@dataclass
-class _Found:
-    """Per window: KL and agreement of every position, bytes of the chunks; seconds of all chunks."""
-
-    kl: list[Tensor] = field(default_factory=list)
-    agree: list[Tensor] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    encode: list[float] = field(default_factory=list)
-    decode: list[float] = field(default_factory=list)
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -49,18 +29,15 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         raise UsageError(
             f"--prefix {settings.prefix} is not whole chunks of {settings.chunk}", "use a multiple of --chunk"
         )
-    opened.check_length(settings.prefix + settings.continuation, "--prefix and --continuation")
+    length = settings.prefix + settings.tail + settings.continuation
+    opened.check_length(length, "--prefix, --tail and --continuation")
     for subject in opened.subjects:
         if subject.plan is None:
             raise UsageError(f"{subject.name} stores nothing in chunks", "name plans by --recipe and --budget")
     found = []
     for text in dict.fromkeys(settings.text):
         windows = consecutive_windows(
-            text,
-            opened.tokenizer.encode,
-            length=settings.prefix + settings.continuation,
-            limit=settings.limit or None,
-            bos=opened.tokenizer.bos,
+            text, opened.tokenizer.encode, length=length, limit=settings.limit or None, bos=opened.tokenizer.bos
         )
         check_tokens(windows.tokens, opened.config)
         for subject in opened.subjects:
@@ -93,6 +70,7 @@ def _draft(opened: Opened, settings: Settings, windows: Windows, subject: Subjec
         text_sha256=record.sha256,
         windows=windows.tokens.shape[0],
         prefix=settings.prefix,
+        tail=settings.tail,
         continuation=settings.continuation,
         chunk=settings.chunk,
         ranked=settings.ranked,
@@ -104,19 +82,18 @@ def _draft(opened: Opened, settings: Settings, windows: Windows, subject: Subjec
 def _measured(opened: Opened, settings: Settings, windows: Windows, subject: Subject, draft: Result) -> Result:
     assert subject.plan is not None
     began, model = time.perf_counter(), opened.model()
-    codec = codec_for(subject.plan, model, tokens=settings.chunk, device=opened.options.device)
-    codec = on_device(with_threads(codec))
+    codec = fastest(codec_for(subject.plan, model, tokens=settings.chunk, device=opened.options.device))
     if settings.ranked != "received":
         codec = replace(codec, stand_in=settings.ranked)
     window = subject.recipe.window if settings.ranked == "received" and codec.code.orders else None
-    sites, found = attention_sites(model), _Found()
+    sites, found = attention_sites(model), Found()
     with progress(f"eval stored: {subject.name}", windows.tokens.shape[0]) as ticker:
         for tokens in windows.tokens:
             ids = tokens[None].to(next(model.parameters()).device)
             exact = prefill(model, sites, ids[:, : settings.prefix], window)
             stored = exact.copy()
-            _through(codec, stored, settings.prefix, found)
-            _compare(model, ids[:, settings.prefix :], exact, stored, found)
+            through(codec, stored, settings.prefix, found)
+            compare(model, ids[:, settings.prefix :], settings.tail, (exact, stored), found)
             ticker.advance()
     mean, stderr = mean_and_stderr([float(kl.mean()) for kl in found.kl])
     every = torch.cat(found.kl).to(torch.float64).sort().values
@@ -135,36 +112,3 @@ def _measured(opened: Opened, settings: Settings, windows: Windows, subject: Sub
             "decode_seconds": sum(found.decode) / len(found.decode),
         }
     )
-
-
-def _through(codec: StoredCodec, stored: Prefill, tokens: int, found: _Found) -> None:
-    """Write every chunk of the prefix to bytes and read it back into the cache."""
-    pages = stored.pages(0, tokens, torch.float16)
-    ranks = None if stored.received is None else _ranks(stored.received, codec)
-    began = time.perf_counter()
-    chunks = codec.encode_run(pages, 0, ranks)
-    middle = time.perf_counter()
-    for index, data in enumerate(chunks):
-        first = index * codec.tokens
-        stored.with_pages(first, codec.decode(data, first, torch.float16))
-    found.encode.append((middle - began) / len(chunks))
-    found.decode.append((time.perf_counter() - middle) / len(chunks))
-    found.bytes.append(sum(map(len, chunks)))
-
-
-def _ranks(received: Tensor, codec: StoredCodec) -> Tensor:
-    """What was received [L, H, T] in the orders of the plan."""
-    return received if codec.code.orders == received.shape[1] else received.sum(1, keepdim=True)
-
-
-@torch.no_grad()
-def _compare(model: Any, tokens: Tensor, exact: Prefill, stored: Prefill, found: _Found) -> None:
-    """Add the KL of every prediction behind the prefix but the last."""
-    keyword = cache_keyword(model)
-    logits = [model(tokens, use_cache=True, **{keyword: each.cache}).logits[0, :-1].float() for each in (exact, stored)]
-    parts: list[Sequence[Tensor]] = []
-    for start in range(0, logits[0].shape[0], _POSITIONS):
-        reference, got = (each[start : start + _POSITIONS] for each in logits)
-        parts.append((kl_divergence(reference, got), (reference.argmax(-1) == got.argmax(-1)).to(torch.float32)))
-    found.kl.append(torch.cat([part[0] for part in parts]).cpu())
-    found.agree.append(torch.cat([part[1] for part in parts]).cpu())

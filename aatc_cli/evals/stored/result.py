@@ -18,6 +18,7 @@ class Result(Measurement):
     text_sha256: str
     windows: int
     prefix: int = Field(description="tokens of the prefix")
+    tail: int = Field(0, description="tokens behind it that were computed again, exact and not scored")
     continuation: int = Field(description="tokens behind it, scored but for the last")
     chunk: int = Field(description="tokens of a chunk")
     ranked: str = Field(description="what ranked the tokens of a tile")
@@ -36,4 +37,5 @@ class Result(Measurement):
     def file_name(self) -> str:
         """File it is stored under: task, plan, text, tokens, what ranked them, protocol."""
         text = re.sub(r"[^A-Za-z0-9._-]+", "-", self.text).strip("-")
-        return f"{self.task}.{self.method}.{text}.{self.prefix}-{self.continuation}.{self.ranked}{self.stamp}.json"
+        tokens = f"{self.prefix}-{self.tail}-{self.continuation}"
+        return f"{self.task}.{self.method}.{text}.{tokens}.{self.ranked}{self.stamp}.json"

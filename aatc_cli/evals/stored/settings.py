@@ -19,6 +19,7 @@ class Settings(Base):
         (TEXT,), strict=False, min_length=1, description="Held-out text, as for collect; one file of results each."
     )
     prefix: int = Field(1536, ge=64, description="Tokens of the prefix, whole chunks.")
+    tail: int = Field(0, ge=0, description="Tokens behind it that are computed again, exact and not scored.")
     continuation: int = Field(512, ge=1, description="Tokens behind it, which are scored.")
     chunk: Literal[64, 128, 192, 256] = Field(256, description="Tokens of a chunk.")
     ranked: Ranked = Field(

@@ -73,7 +73,7 @@ class StoredCodec:
         if tokens not in CHUNKS:
             raise UsageError(f"chunks have {', '.join(map(str, CHUNKS))} tokens, not {tokens}", "choose one of these")
         geometry = plan.geometry
-        before = plan.recipe.coordinates == "pre-rope"
+        before = {"pre-rope": True, "post-rope": False}[plan.recipe.coordinates]
         held: Biases = [dict.fromkeys(SIDES) if not before else one for one in biases]
         moved = [{side: None if bias is None else bias.to(device) for side, bias in one.items()} for one in held]
         return cls(

@@ -1,4 +1,4 @@
-"""Chunks to pages on a GPU: many chunks in a few launches of the kernel in `runtime.kernels.chunks`."""
+"""Chunks to pages on a GPU: many chunks in a few launches of the kernel in `runtime.kernels.device_chunks`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def device_available(device: str) -> bool:
 
 @dataclass(frozen=True)
 class ClassTables:
-    """Dense tables of one class of one side, on the device: as `runtime.kernels.chunks` reads them."""
+    """Dense tables of one class of one side, on the device: as `runtime.kernels.device_chunks` reads them."""
 
     quota: int
     slot_at: Tensor
@@ -64,7 +64,7 @@ class DeviceDecoder:
         sizes = [aligned(size) for size in code.sizes(tokens)]
         self.layer = torch.tensor([sum(sizes[:index]) for index in range(len(sizes))], device=device)
         self.nbytes = torch.tensor([packing.nbytes for packing in packings], device=device)
-        self.kernel: Any = import_module("aatc_cli.runtime.kernels.chunks").chunk_kernel
+        self.kernel: Any = import_module("aatc_cli.runtime.kernels.device_chunks").chunk_kernel
 
     def __call__(self, parts: Sequence[Tensor], places: Tensor, dtype: torch.dtype, scales: Scales | None) -> Pages:
         """Pages of one chunk from the bytes of its layers."""

@@ -38,7 +38,7 @@ class HostDecoder:
         self.rotation, self.heads = rotation, heads
         self.tables = [_tables_of(layer.held, layer.biases) for layer in code.layers]
         self.pool = _pool(threads)
-        self.kernels: Any = import_module("aatc_cli.runtime.stored.host_kernel")
+        self.kernels: Any = import_module("aatc_cli.runtime.kernels.host_chunks")
 
     def __call__(self, parts: list[Tensor], places: Tensor, dtype: torch.dtype, scales: Scales | None) -> Pages:
         """Pages of the tokens at ``places`` from the bytes of every layer; what no kernel writes goes by float32."""

@@ -12,6 +12,8 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import ModelSource, empty_model, identify, load_config, load_model, load_tokenizer
 from aatc_cli.models.rotary import rotation_tables
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
+from aatc_cli.runtime.stored.device_decode import on_device
+from aatc_cli.runtime.stored.host_decode import with_threads
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation
 
 
@@ -31,6 +33,11 @@ def open_codec(plan: Plan, source: ModelSource, *, tokens: int = CHUNK, device: 
     if any(bias is not None for layer in biases_of(model) for bias in layer.values()):
         model = load_model(source, dtype="float32")
     return codec_for(plan, model, tokens=tokens, device=device)
+
+
+def fastest(codec: StoredCodec, threads: int = 0) -> StoredCodec:
+    """The codec with the quickest decoder that there is for it here: of a GPU, or of a CPU with ``threads``."""
+    return on_device(with_threads(codec, threads))
 
 
 def rotation_of(model: nn.Module) -> Rotation:

@@ -15,8 +15,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.errors import UsageError
 from aatc_cli.models.loading import ModelSource, load_same
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
-from aatc_cli.runtime.stored.device_decode import on_device
-from aatc_cli.runtime.stored.host_decode import with_threads
+from aatc_cli.runtime.stored.opening import fastest
 from aatc_cli.runtime.stored.pages import Pages
 from aatc_cli.runtime.stored.rotation import UNTURNED
 
@@ -105,7 +104,7 @@ def link_speed(text: str) -> float:
 
 def measured_decode(plan: Plan, device: str) -> float:
     """Raw bytes a second that this machine decodes of the plan: the best of some rounds over one chunk."""
-    codec = on_device(with_threads(_codec(plan, device)))
+    codec = fastest(_codec(plan, device))
     g = codec.geometry
     generator = torch.Generator().manual_seed(0)
     both = torch.randn(2, g.layers, codec.tokens, g.kv_heads, g.head_dim, generator=generator)
