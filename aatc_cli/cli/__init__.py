@@ -1,9 +1,8 @@
 """The command line: parse, validate, call one stage, print. Nothing heavy is imported before a command runs."""
 
-from aatc_cli.cli.advise import advise
 from aatc_cli.cli.allocate import allocate, allocate_parameters
 from aatc_cli.cli.app import Ordered, app
-from aatc_cli.cli.cache import cache
+from aatc_cli.cli.cache import add_stored
 from aatc_cli.cli.collect import collect, collect_parameters
 from aatc_cli.cli.doctor import doctor
 from aatc_cli.cli.evaluate import tasks
@@ -30,7 +29,6 @@ app.add_typer(tasks, name="eval")
 app.command()(report)
 app.command()(pick)
 app.command()(export)
-app.add_typer(cache)
-app.command()(advise)
+add_stored(app)
 app.command(name="list")(list_known)
 app.command()(doctor)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aatc_cli.cli.advise import advise
 from aatc_cli.cli.loudness import Commands
 from aatc_cli.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, a_path
 
@@ -134,6 +135,12 @@ def gc(store: _Store = _HERE, limit: _Limit = None, json: JsonOption = False) ->
         print_json(asdict(done))
     else:
         typer.echo(f"freed {done.freed:,} bytes: {done.prefixes} prefixes, {done.chunks} chunks; {done.bytes:,} left")
+
+
+def add_stored(app: Commands) -> None:
+    """Add the commands of stored caches to the application."""
+    app.add_typer(cache)
+    app.command()(advise)
 
 
 def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -> Using:

@@ -248,7 +248,7 @@ def test_pages_of_sglang_come_back_at_their_positions_alone(monkeypatch, tmp_pat
     assert backend.batch_get_v1(["a"], indices[:64], later) == [False]
     assert backend.batch_get_v1(["a"], indices[:64], None) == [False]
     assert backend.batch_set_v1(["d"], indices[:64], types.SimpleNamespace(prefix_keys=None)) == [False]
-    with pytest.raises(AatcError, match="one rank"):
+    with pytest.raises(AatcError, match="whole models"):
         module.AatcStorage(types.SimpleNamespace(**vars(config) | {"tp_size": 2}), {})
     with pytest.raises(AatcError, match="interface v1"):
         module.AatcStorage(types.SimpleNamespace(**vars(config) | {"extra_config": {}}), {})
