@@ -165,7 +165,8 @@ def test_half_floats_of_the_kernel_are_torch_s():
     for kind, dtype in ((1, torch.float16), (2, torch.bfloat16)):
         out = np.zeros(4096, np.uint16)
         row = x.numpy().copy()
-        written_of(4096)(row, row.view(np.uint32), scaled, scaled.view(np.uint32), kind, none, out, np.uint64(0))
+        bits, of_scaled = row.view(np.uint32), scaled.view(np.uint32)
+        written_of(4096)(row, bits, scaled, of_scaled, 1, kind, none, out, np.uint64(0), np.uint64(0))
         expected = x.clamp(-65504, 65504).half() if kind == 1 else x.bfloat16()
         assert torch.equal(torch.from_numpy(out.view(np.int16)).view(dtype), expected)
 

@@ -26,7 +26,10 @@ _U = np.uint64
 
 @njit(**_OPTIONS)
 def rows_of(data, base, bits, quotas, row):
-    """The row of every token of a tile whose classes lie at ``base``: rows lie by class, those of a class by token."""
+    """The row of every token of a tile whose classes lie at ``base``: rows lie by class, those of a class by token.
+
+    Whether every class has as many tokens as its quota says.
+    """
     place = np.zeros(quotas.shape[0], dtype=np.int64)
     for k in range(1, quotas.shape[0]):
         place[k] = place[k - 1] + quotas[k - 1]
@@ -34,8 +37,16 @@ def rows_of(data, base, bits, quotas, row):
         k = 0
         for bit in range(bits):
             k |= ((data[base + bit * (TILE // 8) + t // 8] >> (t % 8)) & 1) << bit
+        if k >= quotas.shape[0]:
+            return False
         row[t] = place[k]
         place[k] += 1
+    stop = 0
+    for k in range(quotas.shape[0]):
+        stop += quotas[k]
+        if place[k] != stop:
+            return False
+    return True
 
 
 @njit(**_OPTIONS)
@@ -130,86 +141,90 @@ def _decoded(size: int) -> Any:
 
 
 def _turned(size: int, dim: int, rotary: int, style: int) -> Any:
-    """Rotate the heads of a row [E] in place: style 1 has pairs half a rotary width apart, 2 side by side, 0 none."""
-    n, wide, half = _U(size), _U(dim), _U(rotary // 2)
+    """Rotate the heads of a tile's rows [64, E] in place: style 1 has pairs half a rotary width apart, 2 side by side.
+
+    ``angle``: place in the tables of the tile's first token.
+    """
+    n, wide, step, half = _U(size), _U(dim), _U(rotary), _U(rotary // 2)
     pairs_apart = style == 1
 
     @njit(**_OPTIONS)
-    def turned(row, angle, cos, sin):
-        for head in range(n // wide):
-            h = head * wide
-            if pairs_apart:
-                for i in range(half):
-                    x, y = row[h + i], row[h + half + i]
-                    row[h + i] = x * cos[angle + i] - y * sin[angle + i]
-                    row[h + half + i] = y * cos[angle + half + i] + x * sin[angle + half + i]
-            else:
-                for pair in range(half):
-                    i = _U(2) * pair
-                    x, y = row[h + i], row[h + i + _U(1)]
-                    row[h + i] = x * cos[angle + i] - y * sin[angle + i]
-                    row[h + i + _U(1)] = y * cos[angle + i + _U(1)] + x * sin[angle + i + _U(1)]
+    def turned(rows, angle, cos, sin):
+        for t in range(_U(TILE)):
+            a = angle + t * step
+            for head in range(n // wide):
+                h = t * n + head * wide
+                if pairs_apart:
+                    for i in range(half):
+                        x, y = rows[h + i], rows[h + half + i]
+                        rows[h + i] = x * cos[a + i] - y * sin[a + i]
+                        rows[h + half + i] = y * cos[a + half + i] + x * sin[a + half + i]
+                else:
+                    for pair in range(half):
+                        i = _U(2) * pair
+                        x, y = rows[h + i], rows[h + i + _U(1)]
+                        rows[h + i] = x * cos[a + i] - y * sin[a + i]
+                        rows[h + i + _U(1)] = y * cos[a + i + _U(1)] + x * sin[a + i + _U(1)]
 
     return turned
 
 
 def written_of(size: int) -> Any:
-    """Write a row [E], whose bits are ``bits``: kind 0 as float32, 1 as float16 (saturated), 2 as bfloat16."""
+    """Write rows [count, E], whose bits are ``bits``, ``step`` apart: kind 0 as float32, 1 float16, 2 bfloat16."""
     n = _U(size)
 
     @njit(**_OPTIONS)
-    def written(row, bits, scaled, scaled_bits, kind, wide, narrow, to):
-        if kind == 0:
-            for e in range(n):
-                wide[to + e] = row[e]
-        elif kind == 2:
-            for e in range(n):
-                b = bits[e]
-                narrow[to + e] = np.uint16((b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & _ONE)) >> np.uint32(16))
-        else:
-            for e in range(n):
-                # in units in which what is denormal in float16 is so in float32
-                scaled[e] = min(abs(row[e]), np.float32(65504.0)) * np.float32(2.0**-112)
-            for e in range(n):
-                b = scaled_bits[e]
-                b = (b + np.uint32(0xFFF) + ((b >> np.uint32(13)) & _ONE)) >> np.uint32(13)
-                narrow[to + e] = np.uint16(b | ((bits[e] >> np.uint32(16)) & np.uint32(0x8000)))
+    def written(rows, bits, scaled, scaled_bits, count, kind, wide, narrow, to, step):
+        for t in range(_U(count)):
+            row, out = t * n, to + t * step
+            if kind == 0:
+                for e in range(n):
+                    wide[out + e] = rows[row + e]
+            elif kind == 2:
+                for e in range(n):
+                    b = bits[row + e]
+                    b = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & _ONE)) >> np.uint32(16)
+                    narrow[out + e] = np.uint16(b)
+            else:
+                for e in range(n):
+                    # in units in which what is denormal in float16 is so in float32; held at the largest
+                    scaled[e] = min(abs(rows[row + e]), np.float32(65504.0)) * np.float32(2.0**-112)
+                for e in range(n):
+                    b = scaled_bits[e]
+                    b = (b + np.uint32(0xFFF) + ((b >> np.uint32(13)) & _ONE)) >> np.uint32(13)
+                    narrow[out + e] = np.uint16(b | ((bits[row + e] >> np.uint32(16)) & np.uint32(0x8000)))
 
     return written
 
 
-def _finished(size: int, dim: int, rotary: int, style: int) -> Any:
-    """The rows of a tile, which lie by class, as pages: times their scales, with the bias, rotated, in their places."""
+def _placed(size: int) -> Any:
+    """Rows of a tile from the order of their classes to that of their tokens, times their scales, with the bias."""
     n = _U(size)
-    turned, written = _turned(size, dim, rotary, style), written_of(size)
 
     @njit(**_OPTIONS)
-    def finished(rows, row, scale, bias, cos, sin, kind, wide, narrow, to, step, angle):
-        own, scaled = np.empty(n, dtype=np.float32), np.empty(n, dtype=np.float32)
-        bits, scaled_bits = own.view(np.uint32), scaled.view(np.uint32)
+    def placed(rows, row, scale, bias, out):
         for t in range(TILE):
-            source, alpha = _U(row[t]) * n, scale[row[t]]
+            source, to, alpha = _U(row[t]) * n, _U(t) * n, scale[row[t]]
             for e in range(n):
-                own[e] = rows[source + e] * alpha
+                out[to + e] = rows[source + e] * alpha
             if bias.shape[0]:
                 for e in range(n):
-                    own[e] += bias[e]
-            if style:
-                turned(own, angle + _U(t) * _U(rotary), cos, sin)
-            written(own, bits, scaled, scaled_bits, kind, wide, narrow, to + _U(t) * step)
+                    out[to + e] += bias[e]
 
-    return finished
+    return placed
 
 
 @lru_cache(maxsize=16)
 def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
     """The kernel for head groups of ``size`` channels and heads of ``dim``, of which ``rotary`` are turned.
 
-    It writes pages [n, C] of one side of one layer. data, words, halves: the same bytes in units of 1, 4 and 2; tables
+    It writes pages [n, C] of one side of one layer, and says whether every tile had classes of the right sizes. data,
+    words, halves: the same bytes in units of 1, 4 and 2; tables
     as in `tables.SideTables`, flat. cos, sin [n, R]. kind: 0 writes float32 to ``wide``, 1 float16 and 2 bfloat16 to
     ``narrow``.
     """
-    decoded, finished = _decoded(size), _finished(size, dim, rotary, style)
+    decoded, placed = _decoded(size), _placed(size)
+    turned, written = _turned(size, dim, rotary, style), written_of(size)
 
     @njit(**_OPTIONS)
     def decode_side(
@@ -237,12 +252,16 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
     ):
         codes, scale = np.zeros(TILE, dtype=np.uint32), np.zeros(TILE, dtype=np.float32)
         latents, rows = np.zeros(size * TILE, dtype=np.float32), np.zeros(TILE * size, dtype=np.float32)
+        tokens, scaled = np.zeros(TILE * size, dtype=np.float32), np.zeros(size, dtype=np.float32)
+        bits, scaled_bits = tokens.view(np.uint32), scaled.view(np.uint32)
         row, groups = np.arange(TILE), parts.shape[1]
         for g in range(groups):
             for tile in range(data.shape[0] // nbytes):
                 base, start = tile * nbytes, 0
                 if class_bits > 0:
-                    rows_of(data, base + (g if orders > 1 else 0) * class_stride, class_bits, quotas, row)
+                    order = base + (g if orders > 1 else 0) * class_stride
+                    if not rows_of(data, order, class_bits, quotas, row):
+                        return False
                 for k in range(quotas.shape[0]):
                     first, count, place = parts[k, g, 0], parts[k, g, 1], parts[k, g, 2]
                     stop = start + quotas[k]
@@ -253,7 +272,11 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
                     decoded(latents, mine, _U(count), _U(quotas[k]), rows[start * size : stop * size])
                     start = stop
                 own = bias[g * size : (g + 1) * size] if bias.shape[0] else bias
-                to, angle = _U((tile * TILE * groups + g) * size), _U(tile * TILE * rotary)
-                finished(rows, row, scale, own, cos, sin, kind, wide, narrow, to, _U(groups * size), angle)
+                placed(rows, row, scale, own, tokens)
+                if style:
+                    turned(tokens, _U(tile * TILE * rotary), cos, sin)
+                to = _U((tile * TILE * groups + g) * size)
+                written(tokens, bits, scaled, scaled_bits, TILE, kind, wide, narrow, to, _U(groups * size))
+        return True
 
     return decode_side

@@ -18,6 +18,7 @@ from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.stored.code import TileCode
 from aatc_cli.runtime.stored.codec import StoredCodec
+from aatc_cli.runtime.stored.header import damaged
 from aatc_cli.runtime.stored.pages import Pages, Scales
 from aatc_cli.runtime.stored.rotation import Rotation
 from aatc_cli.runtime.stored.tables import SideTables, side_tables
@@ -73,7 +74,7 @@ class HostDecoder:
         none = np.zeros(0, dtype=np.float32 if kind else np.uint16)
         wide, narrow = (out.ravel(), none) if kind == 0 else (none, out.view(np.uint16).ravel())
         dim = out.shape[1] // self.heads
-        self.kernels.kernel_of(tables.size, dim, cos.shape[1] if style else 0, style)(
+        sound = self.kernels.kernel_of(tables.size, dim, cos.shape[1] if style else 0, style)(
             data,
             data.view(np.uint32),
             data.view(np.uint16),
@@ -96,6 +97,8 @@ class HostDecoder:
             wide,
             narrow,
         )
+        if not sound:
+            raise damaged("its tokens are not in the classes of its plan")
 
 
 def with_threads(codec: StoredCodec, threads: int = 0) -> StoredCodec:
