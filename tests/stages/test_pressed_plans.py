@@ -112,7 +112,7 @@ def test_what_is_refused(measured, run, tiny_llama, corpus, tmp_path):
         ("kivi+h2o-0.5", "goes with codes of one token"),
         ("kvtc-global+h2o-0.5", "goes with codes of one token"),
         ("paper+snapkv", "needs keep"),
-        ("loss-aware-tiles+h2o-0.5", "codes of one rate"),
+        ("loss-aware-tiles+h2o-0.5", "take tokens out of tiles again"),
         ("fp16+h2o", "this recipe allocates nothing"),
         ("paper+nobody-0.5", "'nobody' is none of none, streaming-llm"),
         ("paper+h2o-7", "less than or equal to 1"),
