@@ -47,7 +47,10 @@ def book(name: str) -> str:
 MATH, FORMAT, PIPELINE = (book(name) for name in ("math", "format", "pipeline"))
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
-COMMANDS = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
+COMMANDS = (
+    *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "cache", "advise"),
+    *("list", "doctor"),
+)
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}
 SEPARATORS = re.compile(r"[|&;<>()]+")

@@ -23,7 +23,7 @@ def require_packed(name: str, recipe: Recipe) -> None:
     if recipe.pressed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its press leaves other tokens in every kv head",
-            "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
+            "evaluate it with aatc eval kl or perplexity, or ruler --mode forced; its size is in aatc inspect",
         )
     if not recipe.packed:
         raise AatcError(

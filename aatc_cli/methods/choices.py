@@ -126,6 +126,10 @@ class Classes(Choice):
         """Share of the tokens in every class."""
         return (1.0,)
 
+    def shared(self, recipe: RecipeFields) -> bool:
+        """Whether all heads of a layer tell tokens apart alike."""
+        return False
+
     def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor) -> Any:
         """The codec of one site with widths ``bits`` [n, C] of n classes, from that of the first class."""
         return codec

@@ -113,8 +113,10 @@ class Recipe(RecipeFields):
             raise ValueError(
                 f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name'
             )
-        if self.tokens is not None:
-            raise ValueError(f'press "{name}" goes with codes of one rate: a class of tokens without bits is eviction')
+        if self.tokens is not None and choices.press.acts != "prompt":
+            raise ValueError(f'press "{name}" would take tokens out of tiles again: tiles go with one that acts once')
+        if self.tokens is not None and choices.classes.shared(self):
+            raise ValueError(f'press "{name}" keeps other tokens in every head, so each must rank them: order "head"')
         if self.keep is None and not (choices.allocator.one_width and self.min_bits == self.max_bits):
             raise ValueError(
                 f'press "{name}" needs keep, the share of the tokens it leaves, with a code of many widths'

@@ -140,7 +140,8 @@ def derive(
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     planner = Planner.of(transform, energies, recipe)
     if recipe.pressed:
-        return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget))
+        guess = round(_GRID * budget.value / (recipe.keep or 1.0)) if budget.unit == "bits" else None
+        return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget), guess)
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
         fixed = planner.allocation(budget.value)
@@ -210,7 +211,7 @@ class Planner:
         by_class = [
             [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
         ]
-        return self.choices.layout(self.geometry, self.groups, by_class)
+        return self.choices.layout(self.geometry, self.groups, by_class, 0, keep)
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:

@@ -10,6 +10,7 @@ from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attention
+from aatc_cli.evals.forced.pressed_tiles import pressed_tiles
 from aatc_cli.evals.forced.stored import stored_attention, stored_layers
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
 from aatc_cli.evals.forced.tiles import tile_codecs, tiles_attention
@@ -55,6 +56,7 @@ def forced_logits(
         function = attention_of(method, prompt)
     else:
         chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
-        function = pressed_attention(method, prompt, chosen, on_kept)
+        tiled = isinstance(method.codecs[0]["k"], TileCodec)
+        function = (pressed_tiles if tiled else pressed_attention)(method, prompt, chosen, on_kept)
     with attention_override(model, sites, function):
         return logits_at(model, tokens, positions.to(tokens.device))

@@ -52,6 +52,10 @@ class Tiles(Classes):
         """One for each quota."""
         return rule_of(recipe).classes
 
+    def shared(self, recipe: RecipeFields) -> bool:
+        """Where a layer ranks them."""
+        return rule_of(recipe).order == "layer"
+
     def shares(self, recipe: RecipeFields) -> Sequence[float]:
         """The quotas of the tile's tokens."""
         return rule_of(recipe).shares
