@@ -28,13 +28,9 @@ def attention_of(method: Method, prompt: int = 0, on_classes: OnClasses | None =
     if isinstance(codec, LayersCodec):
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
-<<<<<<< HEAD
         return tiles_attention(tile_codecs(method), codec.rule, method.window, on_classes, prompt)
-=======
-        return tiles_attention(tile_codecs(method), codec.rule, method.window, None, prompt)
     if isinstance(codec, StoredLayer):
         return stored_attention(stored_layers(method.codecs), method.window, None, prompt)
->>>>>>> main
     return method_attention(method, prompt)
 
 
