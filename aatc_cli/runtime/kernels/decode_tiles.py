@@ -65,9 +65,9 @@ class TileShape:
     def programs(self) -> int:
         """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
         heads, lots = -(-self.group // 8), self.dim // 16
-        # sums of keys, codes of four steps, sums of values, queries, and what else there is
-        registers = 4 * lots + 16 + 4 * heads * self.value_steps + 2 * heads * lots + 32
-        wanted = 3 if registers <= 96 else 2 if registers <= 140 else 1
+        # sums of keys, their codes, sums of values, queries, and what else there is
+        registers = 4 * (lots + self.key_steps + heads * self.value_steps) + 2 * heads * lots + 32
+        wanted = 3 if registers <= 104 else 2 if registers <= 160 else 1
         return max(1, min(wanted, _SHARED // self._walk_bytes(self.warps, self.places)))
 
     def chunk(self, processors: int) -> int:

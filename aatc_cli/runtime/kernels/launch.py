@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.kernels.wgmma import half_wgmma_source, wgmma_source
+from aatc_cli.runtime.kernels.wgmma import wgmma_source
 
 _FOLDER = Path(__file__).parent
 # numbers of the element types in the sources
@@ -50,7 +50,7 @@ def source_text(source: str, defines: Mapping[str, int]) -> str:
             slow = -(-defines["G"] // 4) if defines["JF"] < defines["D"] // 16 else 0
             return wgmma_source(defines["JF"] + slow)
         if match[1] == "wgmma16.cuh":
-            return half_wgmma_source(defines["D"] // 16)
+            return wgmma_source(defines["D"] // 16, half=True)
         return (_FOLDER / match[1]).read_text(encoding="utf-8")
 
     return re.sub(r'^#include "(.+)"$', header, (_FOLDER / source).read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -27,6 +27,19 @@
 struct Side { int wide, four, steps; u32 ones; };  // steps that are wide, wide or of four bits, and all; which have single bits
 struct Class { int start, size, blocks; Side keys, values; };
 
+static_assert(KS <= 24, "the products of so many steps are not written out");
+__device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], u32 (&a)[KS > 0 ? KS : 1][4], unsigned long long matrix, int steps) {
+#define CHAIN(n) if constexpr (n <= KS) if (steps == n) { \
+    arrive(); \
+    wgmma<0>(sum, a[0], matrix); \
+    _Pragma("unroll") for (int i = 1; i < n; i++) wgmma<1>(sum, a[i], matrix + i * (STEP_BYTES / 16)); \
+    close_group(); pending<0>(); keep(sum); \
+    _Pragma("unroll") for (int i = 0; i < n; i++) keep(a[i]); }
+  CHAIN(1) CHAIN(2) CHAIN(3) CHAIN(4) CHAIN(5) CHAIN(6) CHAIN(7) CHAIN(8) CHAIN(9) CHAIN(10) CHAIN(11) CHAIN(12)
+  CHAIN(13) CHAIN(14) CHAIN(15) CHAIN(16) CHAIN(17) CHAIN(18) CHAIN(19) CHAIN(20) CHAIN(21) CHAIN(22) CHAIN(23) CHAIN(24)
+#undef CHAIN
+}
+
 // tables in shared memory, and what a warp holds of its heads 8 ht + 2 t and the one after
 struct Walk {
   unsigned long long matrix;
@@ -139,25 +152,14 @@ __device__ __forceinline__ void two_steps(u32 (&a)[4], u32 (&next)[4], bool both
 __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& c, const u8* rec, const uint2 (&turned)[HT][LOTS], bool valid, int lane) {
   u32 sum[4 * LOTS];
   if (KS > 0 && c.keys.steps) {
-    // two steps between branches, so that the loads of one hide those of the other, and the product of two under way while the next are read
-    u32 a[2][2][4];
+    u32 a[KS > 0 ? KS : 1][4];
+    // two steps between branches, so that the loads of one hide those of the other
 #pragma unroll
     for (int i = 0; i < KS; i += 2) {
-      if (i >= c.keys.steps) break;
-      u32 (&both)[2][4] = a[i / 2 % 2];
-      if (valid) two_steps<true>(both[0], both[1], i + 1 < KS, i, c.keys, w, rec, lane);
-      arrive();
-      wgmma(sum, both[0], w.matrix + i * (STEP_BYTES / 16), i);
-      if (i + 1 < c.keys.steps) wgmma(sum, both[1], w.matrix + (i + 1) * (STEP_BYTES / 16), 1);
-      close_group();
-      // what was multiplied before may be written over
-      pending<1>();
-      keep(a[1 - i / 2 % 2][0]); keep(a[1 - i / 2 % 2][1]);
+      if (i >= c.keys.steps || !valid) break;
+      two_steps<true>(a[i], a[i + 1 < KS ? i + 1 : i], i + 1 < KS, i, c.keys, w, rec, lane);
     }
-    pending<0>();
-    keep(sum);
-#pragma unroll
-    for (int i = 0; i < 4; i++) keep(a[i / 2][i % 2]);
+    multiply(sum, a, w.matrix, c.keys.steps);
   } else {
 #pragma unroll
     for (int i = 0; i < 4 * LOTS; i++) sum[i] = 0u;

@@ -125,13 +125,13 @@ template <int N> static void keep(u32 (&)[N]) {}
 static void share_with_tensor_cores() {}
 static u32 address(const void* p) { return (u32)((const u8*)p - smem); }
 static unsigned long long descriptor_of(u32 at) { return at >> 4; }
-template <int N> static void wgmma(u32 (&d)[N], const u32 (&a)[4], unsigned long long matrix, int add) {
+template <int ADD, int N> static void wgmma(u32 (&d)[N], const u32 (&a)[4], unsigned long long matrix) {
   memcpy(mine(), a, sizeof a); __syncwarp();
   const int g = current % 32 / 4, t = current % 4;
   for (int i = 0; i < N; i++) {
     float sum[2];
     for (int e = 0; e < 2; e++) {
-      sum[e] = add ? of_half(d[i] >> 16 * e & 0xFFFFu) : 0.f;
+      sum[e] = ADD ? of_half(d[i] >> 16 * e & 0xFFFFu) : 0.f;
       for (int k = 0; k < 16; k++) {
         const u8* b = smem + 16 * matrix + i / 2 * 256 + k / 8 * 128 + (2 * t + e) * 16 + k % 8 * 2;
         sum[e] += left(g + i % 2 * 8, k) * of_half(b[0] | b[1] << 8);
