@@ -31,8 +31,22 @@ BUDGETS = {
     "per-token": (2, 6),
     "per-channel": (2, 6),
     "fp8": (8,),
+    "kvarn": (2, 6),
+    "kvarn-k4v2": (3, 6),
+    "block-gtq": (2, 6),
+    "mixkvq": (2, 6),
+    "eoptshrinkq": (2, 6),
+    "a2ats": (1, 4),
+    "commvq": (1, 2),
+    "eigen-attention": (8, 14),
+    "eigen-attention-4bit": (2, 3.9),
+    "xkv": (6, 12),
+    "xkv-4bit": (2, 3),
+    "minicache": (2, 6),
 }
 LIBRARIES = {"quanto", "hqq"}
+# what has no fine budget: values of 2 bits, codes of 2 bits at most, points of pairs of channels
+COARSE = {"mixkvq": 0.5, "commvq": 0.6, "a2ats": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +103,7 @@ def test_reconstructions_are_near_what_goes_in(run):
     rows = _rows(run)
     for name, budgets in BUDGETS.items():
         recipe = load_recipe(name)
-        if recipe.transform == "global":
+        if recipe.choices.transform.over_layers:
             continue
         plan = allocate(run, recipe, [make_budget(bits=float(budgets[-1]))])[0]
         for layer, codecs in enumerate(subject_codecs(Subject(recipe, plan), 4, "cpu")):
