@@ -32,7 +32,9 @@ def run(model, with_gradients, tmp_path_factory) -> Run:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_method_generates(measured, name, run, model, monkeypatch):
     recipe = load_recipe(name)
-    bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0, "kvarn-k4v2": 3.0}.get(name, 2.0)
+    bits = {"palu": 4.0, "fp8": 8.0, "ratequant": 3.0, "kvtc": 3.0, "kvtc-global": 3.0, "kvarn-k4v2": 3.0}.get(
+        name, 2.0
+    )
     study = Study.model_validate(
         {"name": "s", "summary": "s", "methods": [{"recipe": name, "budgets": [bits]}], "tasks": [{"task": "gsm8k"}]}
     )
