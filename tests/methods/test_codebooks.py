@@ -41,7 +41,8 @@ def stats() -> LayerStats:
     found = LayerStats.empty(GEOMETRY, 600, torch.zeros(2, 16, 16))
     mix = torch.randn(32, 32, generator=generator) / 6
     keys = torch.randn(600, 32, generator=generator) @ mix + 0.3
-    queries = torch.randn(600, 4, 16, generator=generator) * torch.linspace(3, 0.05, 16)
+    looked_at = torch.linspace(3, 0.05, 16).view(4, 4).T.flatten()
+    queries = torch.randn(600, 4, 16, generator=generator) * looked_at
     found.update(queries, keys, keys.flip(1), torch.arange(600))
     return found
 
