@@ -32,7 +32,6 @@ from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.methods.fields import Coding, Protection, RecipeFields
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.tile_quotas import TileQuotas
-from aatc_cli.methods.token_rates import TokenRates
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.data.published import Published, PublishedRow
 from aatc_cli.stages.collecting.settings import CollectOptions
@@ -167,12 +166,9 @@ EXAMPLES: list[BaseModel] = [
         name="m", model="o/m", geometry=GEOMETRY, context=512, head_groups=2, calibration=Calibration(rates=MIXTURE)
     ),
     Recipe(name="mine", summary="s", normalize_percentile=None, window=Window(sinks=1), protect=Protection(layers=1)),
-    Recipe(
-        name="rates", summary="s", quantizer="lloyd", window=Window(value_bits=8), tokens=TokenRates(shares=(0.5, 0.5))
-    ),
+    Recipe(name="rates", summary="s", quantizer="lloyd", window=Window(value_bits=8)),
     CollectSettings(samples=8, length=64),
     HeadGroups(k=8, v=1),
-    TokenRates(shares=(0.25, 0.75)),
     TileQuotas(quotas=(48, 16)),
     CollectOptions(),
     StudyChoices(),
@@ -241,7 +237,6 @@ EXAMPLES: list[BaseModel] = [
         recent=8,
         flush=4,
         kl_mean=0.125,
-        class_shares=[0.5, 0.5],
         traces=[TRACE],
         distortion=[ROW],
         seconds=1.5,

@@ -151,7 +151,7 @@ def test_stats_and_transforms_of_other_threads_agree(
             found = largest_difference(runs[0].transform(folder), other.transform(folder), "transform")
             made |= {key: max(value, made.get(key, 0.0)) for key, value in found.items()}
     print("threads 1, 2, 4, 1:", {key: f"{value:.1e}" for key, value in (stats | made).items()})
-    gradients = {key for key in stats if key.endswith(("fisher", "probes"))}
+    gradients = {key for key in stats if key.endswith(("fisher", "ranks"))}
     assert len(gradients) >= 2
     assert max(stats[key] for key in gradients) < 1e-4
     assert max(value for key, value in stats.items() if key not in gradients) < 1e-6

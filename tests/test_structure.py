@@ -152,7 +152,7 @@ def test_methods_are_listed_without_torch(module: str) -> None:
 
 
 def test_allocation_loads_no_torch() -> None:
-    """From energies to widths and bytes, for a recipe with classes of tokens and for one without."""
+    """From energies to widths and bytes."""
     code = (
         "import sys; import numpy as np\n"
         "from aatc_cli.config import Geometry, HeadGroups\n"
@@ -164,7 +164,7 @@ def test_allocation_loads_no_torch() -> None:
         "geometry = Geometry(layers=8, heads=2, kv_heads=2, head_dim=4, hidden_size=8)\n"
         "bits = [{side: layer[side].tolist() for side in 'kv'} for layer in found.bits]\n"
         "assert choices.layout(geometry, HeadGroups.both(1), [bits]).bytes(512) > 0\n"
-        "for name in ('loss-aware-tokens', 'kvquant', 'kvtc', 'palu'):\n"
+        "for name in ('loss-aware', 'kvquant', 'kvtc', 'palu'):\n"
         "    load_recipe(name).choices.nominal_layout(geometry, HeadGroups.both(1), 2.0)\n"
         "print(sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
     )

@@ -7,24 +7,18 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.plan_classes import PlanClasses
 from aatc_cli.core import SIDES, Side
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.sites import Sites
 
 
-def require_packed(name: str, recipe: Recipe, classes: PlanClasses) -> None:
-    """Raise `AatcError` where the packed cache does not hold the plan ``name`` of this recipe and these classes."""
+def require_packed(name: str, recipe: Recipe) -> None:
+    """Raise `AatcError` where the packed cache does not hold the plan ``name`` of this recipe."""
     if not recipe.packed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its quantizer {recipe.quantizer} is simulated only",
             "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
-        )
-    if classes.count > 1 and not recipe.choices.classes.tiled:
-        raise AatcError(
-            f"{name} keeps tokens at {classes.count} rates, which the packed cache does not hold yet",
-            "evaluate it with aatc eval kl or perplexity, or plan with --recipe loss-aware",
         )
     if not recipe.window.exact:
         raise AatcError(
@@ -34,11 +28,7 @@ def require_packed(name: str, recipe: Recipe, classes: PlanClasses) -> None:
 
 
 def codecs_of(
-    recipe: Recipe,
-    sites: Sites,
-    classes: PlanClasses,
-    widths: Sequence[Sequence[Mapping[Side, Sequence[int]]]],
-    device: str,
+    recipe: Recipe, sites: Sites, widths: Sequence[Sequence[Mapping[Side, Sequence[int]]]], device: str
 ) -> list[dict[Side, Any]]:
     """One float32 codec per layer and side on ``device``, with token classes one that holds those of all classes.
 
@@ -48,12 +38,11 @@ def codecs_of(
     # one transform serves all classes: only widths differ
     first = recipe.choices.codecs(sites, device)
     kind = recipe.choices.classes
-    if classes.count == 1 and not kind.tiled:
+    if not kind.tiled:
         return first
 
     def coded(layer: int, side: Side) -> Any:
         bits = torch.tensor([of_class[layer][side] for of_class in widths]).to(device)
-        thresholds = torch.from_numpy(classes.thresholds[layer].copy()).to(device)
-        return kind.codec(recipe, first[layer][side], bits, thresholds)
+        return kind.codec(recipe, first[layer][side], bits)
 
     return [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]

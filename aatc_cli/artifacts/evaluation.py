@@ -136,9 +136,6 @@ class Evaluation(Measurement):
         description="share of the scored text's tokens that is calibration text of the plan, 0 to 1: such figures "
         "flatter it; null where none can tell",
     )
-    class_shares: list[float] | None = Field(
-        None, description="with token rates, share of every class among packed tokens, on average over layers"
-    )
     distortion: list[DistortionRow] | None = None
     traces: list[TokenTrace] | None = Field(None, description="KL token by token of the windows for which it was asked")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact, unchanged
 from aatc_cli.artifacts.manifest import Manifest
-from aatc_cli.artifacts.plan_classes import ClassFacts, PlanClasses, write_classes
+from aatc_cli.artifacts.plan_classes import ClassFacts, PlanClasses, recorded_classes
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform, head_groups_of
 from aatc_cli.config import Budget, HeadGroups
@@ -75,7 +75,7 @@ class Plan(Noun):
             groups = head_groups_of(artifact, artifact.manifest.results["head_groups"])
         except (KeyError, TypeError, ValueError) as error:
             raise artifact.damaged("its settings are not those of a plan") from error
-        classes = PlanClasses.read(artifact, recipe)
+        classes = PlanClasses.of(recipe)
         bits = _widths(artifact, recipe, classes)
         return cls(
             artifact,
@@ -101,7 +101,7 @@ class Plan(Noun):
         """The byte law at this plan's widths."""
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         widths = [self.class_bits(k) for k in range(self.classes.count)]
-        return self.recipe.choices.layout(self.geometry, self.groups, widths, self.classes.shares.tolist(), blocks)
+        return self.recipe.choices.layout(self.geometry, self.groups, widths, blocks)
 
     @property
     def mean_bits(self) -> float:
@@ -137,7 +137,7 @@ class Plan(Noun):
         """
         from aatc_cli.artifacts.codecs import require_packed
 
-        require_packed(self.name, self.recipe, self.classes)
+        require_packed(self.name, self.recipe)
         return self.simulated_codecs(device, transform)
 
     def simulated_codecs(
@@ -149,7 +149,7 @@ class Plan(Noun):
         artifact = (transform or self.transform()).artifact
         widths = [self.class_bits(k) for k in range(self.classes.count)]
         sites = Sites(artifact, self.geometry, self.groups, widths[0], self.starts, library)
-        return codecs_of(self.recipe, sites, self.classes, widths, device)
+        return codecs_of(self.recipe, sites, widths, device)
 
     @staticmethod
     def wanted(transform: Transform, recipe: Recipe, budget: Budget) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Plan(Noun):
                     writer.add(f"layers.{index}.{side}.bits", layer[side].astype(np.uint8))
                     if allocation.starts is not None:
                         writer.add(f"layers.{index}.{side}.starts", allocation.starts[index][side].astype(np.uint8))
-            classes = {} if allocation.classes is None else {"classes": write_classes(writer, allocation.classes)}
+            classes = {} if allocation.classes is None else {"classes": recorded_classes(allocation.classes)}
             return writer.commit(
                 settings=wanted["settings"],
                 model=transform.model,

@@ -119,7 +119,6 @@ class Stats(Noun):
         """The accumulated sums of one layer; raises `ArtifactError` on shapes or values that they cannot have."""
         import torch
 
-        from aatc_cli.core.received_bins import BINS, PROBES
         from aatc_cli.core.stats import LayerStats
         from aatc_cli.core.tile_sizes import RANKS
 
@@ -135,9 +134,6 @@ class Stats(Noun):
             "v_rows": (-1, channels),
             "k_fisher": (channels, channels),
             "v_fisher": (channels, channels),
-            "received": (BINS,),
-            "k_probes": (BINS, channels, PROBES),
-            "v_probes": (BINS, channels, PROBES),
             "k_ranks": (2, RANKS, heads, dim, dim),
             "v_ranks": (2, RANKS, heads, dim, dim),
         }
@@ -172,15 +168,6 @@ class Stats(Noun):
         """Positions of the gradient windows that read packed tokens, whose sampled tokens the gradients are of."""
         window = self.settings.window
         return max(self.settings.length - window.sinks - window.recent, 0) * self.fisher_windows
-
-    @property
-    def received_lags(self) -> tuple[int, int] | None:
-        """First and last distance at which the attention that tokens received was watched; None where it was not."""
-        if "layers.0.received" not in self.manifest.tensors:
-            return None
-        from aatc_cli.core.received_bins import watched_lags
-
-        return watched_lags(self.settings.window)
 
     @staticmethod
     def wanted(settings: CollectSettings, model: ModelIdentity, texts: list[TextRecord]) -> dict[str, Any]:

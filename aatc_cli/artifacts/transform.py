@@ -63,7 +63,6 @@ class _Results(BaseModel):
 
     tokens: int = Field(ge=1)
     fisher_windows: int = Field(ge=0)
-    received_lags: tuple[int, int] | None = Field(None, strict=False)
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,11 @@ class WhitenedLayer:
 
 @dataclass(frozen=True)
 class Transform(Noun):
-    """An opened Transform. tokens, fisher_windows: of the Stats that its variances and weights come from.
-
-    received_lags: first and last distance at which received attention was watched; None where it was not.
-    """
+    """An opened Transform. tokens, fisher_windows: of the Stats that its variances and weights come from."""
 
     settings: WhitenSettings
     tokens: int
     fisher_windows: int
-    received_lags: tuple[int, int] | None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -97,7 +92,7 @@ class Transform(Noun):
             results = _Results.model_validate(artifact.manifest.results)
         except ValidationError as error:
             raise artifact.damaged(f"its settings are not those of a transform: {explain(error)}") from error
-        return cls(artifact, settings, results.tokens, results.fisher_windows, results.received_lags)
+        return cls(artifact, settings, results.tokens, results.fisher_windows)
 
     @property
     def head_groups(self) -> HeadGroups:
@@ -130,7 +125,7 @@ class Transform(Noun):
 
     def tables(self, choices: Choices) -> MethodTables:
         """What a recipe of these choices reads beside energies; raises `ArtifactError` where it cannot be had."""
-        return choices.read_tables(self.artifact, self.geometry, self.received_lags)
+        return choices.read_tables(self.artifact, self.geometry)
 
     @staticmethod
     def wanted(settings: WhitenSettings, basis: Stats, rates: Stats) -> dict[str, Any]:
@@ -154,7 +149,7 @@ class Transform(Noun):
         device: str,
     ) -> Manifest:
         """Write every layer as it comes, then the ``joint`` tensors over all layers; ``device`` is never hashed."""
-        wanted, lags = cls.wanted(settings, basis, rates), rates.received_lags
+        wanted = cls.wanted(settings, basis, rates)
         with ArtifactWriter(path, "transform") as writer:
             for layer, found in enumerate(layers):
                 for side in SIDES:
@@ -168,8 +163,7 @@ class Transform(Noun):
                 model=rates.model,
                 inputs=wanted["inputs"],
                 texts=rates.texts,
-                results={"tokens": rates.tokens, "fisher_windows": rates.fisher_windows}
-                | ({"received_lags": list(lags)} if lags else {}),
+                results={"tokens": rates.tokens, "fisher_windows": rates.fisher_windows},
                 provenance={"device": device},
             )
 

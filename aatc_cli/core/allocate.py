@@ -37,7 +37,7 @@ class Allocation:
     """Widths per layer and side, and what they are predicted to leave: the sum of the recipe's curves at the widths.
 
     starts: of recipes that code blocks of one precision, 1 where a block begins, else 0; the same shapes as ``bits``.
-    classes: of recipes with token rates; the widths of a site are then [n, C], one row for each of n classes.
+    classes: of recipes with tiles; the widths of a site are then [n, C], one row for each of n classes.
     With Fisher weights ``predicted`` is the divergence (KL) from the uncompressed model in nats per position, to second
     order.
     """
@@ -59,32 +59,27 @@ def quarter_powers(bits: Ints) -> Floats:
     return np.ldexp(1.0, -2 * bits)
 
 
-def waterfill(
-    curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None, prices: Ints | None = None
-) -> Ints:
+def waterfill(curves: Floats, budget: int, min_bits: int = 0, widths: Sequence[int] | None = None) -> Ints:
     """Widths minimising the summed distortion under ``sum(bits) <= budget``; exact for convex falling curves.
 
     curves [n, max + 1] gives each channel's distortion at 0, 1, ... bits; ``widths`` are those that may be used, rising
     (None: all from ``min_bits``). Gains per bit are spent in falling order, ties to the lower channel; bits that gain
     nothing are not spent. Where widths lie more than a bit apart the steps that no longer fit are passed over; what is
     bought before the first of them is still the best use of what it costs.
-    prices [n]: what one bit of a channel takes from the budget, 1 each unless given; the curves are of one of so many
-    alike, so that prices[c] times the curve of c is minimised. Steps that do not fit are passed over in the same way.
     Raises `AatcError` when the narrowest width everywhere already exceeds the budget.
     """
     channels = curves.shape[0]
     allowed = np.asarray(widths if widths is not None else range(min_bits, curves.shape[1]), dtype=np.int64)
-    each = np.ones(channels, dtype=np.int64) if prices is None else prices
-    spare = spare_bits(budget, int(each.sum()), int(allowed[0]))
+    spare = spare_bits(budget, channels, int(allowed[0]))
     steps = np.diff(allowed)
     gains = ((curves[:, allowed[:-1]] - curves[:, allowed[1:]]) / steps).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0]
-    spent = np.cumsum(steps[order % steps.size] * each[order // steps.size]) if steps.size else order
+    spent = np.cumsum(steps[order % steps.size]) if steps.size else order
     fitting = int(np.searchsorted(spent, spare, side="right"))
     counts = np.bincount(order[:fitting] // max(steps.size, 1), minlength=channels)
-    if fitting < order.size and steps.max() * each.max() > 1:
-        _fill_rest(counts, order[fitting:], steps, each, spare - int(spent[fitting - 1] if fitting else 0))
+    if fitting < order.size and steps.max() > 1:
+        _fill_rest(counts, order[fitting:], steps, spare - int(spent[fitting - 1] if fitting else 0))
     return allowed[counts]
 
 
@@ -99,11 +94,11 @@ def spare_bits(budget: int, channels: int, narrowest: int) -> int:
     return spare
 
 
-def _fill_rest(counts: Ints, order: Ints, steps: Ints, prices: Ints, spare: int) -> None:
+def _fill_rest(counts: Ints, order: Ints, steps: Ints, spare: int) -> None:
     """Take further steps, best first, while they fit into ``spare`` bits; a channel takes its steps in turn."""
-    for place in order[steps[order % steps.size] * prices[order // steps.size] <= spare]:
+    for place in order[steps[order % steps.size] <= spare]:
         channel, step = divmod(int(place), steps.size)
-        cost = int(steps[step] * prices[channel])
+        cost = int(steps[step])
         if counts[channel] == step and cost <= spare:
             counts[channel] += 1
             spare -= cost
@@ -111,20 +106,19 @@ def _fill_rest(counts: Ints, order: Ints, steps: Ints, prices: Ints, spare: int)
                 return
 
 
-def reverse_waterfill(energy: Floats, budget: float, prices: Ints | None = None) -> tuple[Floats, float]:
+def reverse_waterfill(energy: Floats, budget: float) -> tuple[Floats, float]:
     """Continuous reverse water-filling (paper, Eq. bit-allocation): widths b* = max(0, log4(energy / level)), level.
 
     Its distortion is the lower bound of every integer allocation with the same budget. Zero-energy channels get
-    nothing; with no energy at all the level is 0. ``prices`` as in `waterfill`.
+    nothing; with no energy at all the level is 0.
     """
-    each = np.ones(energy.size, dtype=np.int64) if prices is None else prices
     falling = np.argsort(-energy, kind="stable")[: int((energy > 0).sum())]
     if falling.size == 0:
         return np.zeros_like(energy), 0.0
-    logs, paid = np.log2(energy[falling]) / 2, each[falling]
+    logs = np.log2(energy[falling]) / 2
     # with the n largest channels under water, sum(logs) - n * log_level = budget; n = 1 always qualifies, also when the
     # budget is zero or too small to move the logarithm
-    candidates = (np.cumsum(paid * logs) - budget) / np.cumsum(paid)
+    candidates = (np.cumsum(logs) - budget) / np.arange(1, logs.size + 1)
     log_level = candidates[np.flatnonzero(logs >= candidates)[-1]]
     bits = np.zeros_like(energy)
     bits[energy > 0] = np.maximum(np.log2(energy[energy > 0]) / 2 - log_level, 0.0)

@@ -39,19 +39,18 @@ def flat(pool: Sequence[Floats]) -> Floats:
     return np.concatenate([energy.ravel() for energy in pool])
 
 
-def fill_sites(pool: Sequence[Floats], budget: int, rule: Filling, prices: Sequence[int] | None = None) -> list[Ints]:
-    """Widths [C] of sites with energies [groups, E] out of one budget; ``prices`` of the sites as in `waterfill`.
+def fill_sites(pool: Sequence[Floats], budget: int, rule: Filling) -> list[Ints]:
+    """Widths [C] of sites with energies [groups, E] out of one budget.
 
     A block is one channel to water-filling: the sum of its channels' curves, at ``block`` times the price of a bit.
     """
     energy, edges = flat(pool), np.cumsum([0, *(site.size for site in pool)])
-    each = np.repeat(np.asarray(prices or [1] * len(pool), dtype=np.int64), [site.size for site in pool])
     budget -= budget % rule.block
-    spare_bits(budget, int(each.sum()), rule.widths[0])
+    spare_bits(budget, energy.size, rule.widths[0])
     blocks = np.concatenate([start + _blocks(site, rule) for start, site in zip(edges[:-1], pool, strict=True)])
     # exactly rounded, so that no order of summation matters
     sums = np.array([math.fsum(energies) for energies in energy[blocks]])
-    widths = waterfill(rule.curves(sums), budget // rule.block, widths=rule.widths, prices=each[blocks[:, 0]])
+    widths = waterfill(rule.curves(sums), budget // rule.block, widths=rule.widths)
     found = np.empty(energy.size, dtype=np.int64)
     found[blocks] = widths[:, None]
     return np.split(found, edges[1:-1])

@@ -171,11 +171,6 @@ class CacheLayout:
         total = math.fsum(site.code_bits for pair in self.widths for site in pair)
         return total / (2 * self.geometry.layers * self.geometry.channels)
 
-    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
-        """The same at other shares[layer][class] of token classes; with one class there is nothing to share."""
-        assert all(len(layer) == 1 for layer in shares)
-        return self
-
     @property
     def bits_packed(self) -> float:
         """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
-from aatc_cli.core.received import probe_sums, received_bins
-from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tensor_cores import wide_products
 from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
@@ -31,8 +29,6 @@ class LayerStats:
     head, queries before RoPE. o_gram [H, D, D]: sum over the G query heads of W_O^h (W_O^h)^T, a fact of the model.
     k_rows, v_rows [R, C] float32: a fixed-seed sample of rows for percentiles. k_fisher, v_fisher [C, C]: sum of g g^T
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
-    received [R]: tokens of those windows by the attention they received while exact (`core.received`), R bins of it;
-    k_probes, v_probes [R, C, Z]: products of their gradients with Z fixed signs. All three zero until collected.
     k_ranks, v_ranks [2, RANKS, H, D, D]: sum of g g^T of each kv head over the tokens of whole tiles, by groups
     of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
@@ -49,9 +45,6 @@ class LayerStats:
     v_rows: Tensor
     k_fisher: Tensor
     v_fisher: Tensor
-    received: Tensor
-    k_probes: Tensor
-    v_probes: Tensor
     k_ranks: Tensor
     v_ranks: Tensor
     filled: int = field(default=0)
@@ -68,13 +61,10 @@ class LayerStats:
         "v_rows",
         "k_fisher",
         "v_fisher",
-        "received",
-        "k_probes",
-        "v_probes",
         "k_ranks",
         "v_ranks",
     )
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("received", "k_probes", "v_probes", "k_ranks", "v_ranks")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("k_ranks", "v_ranks")
 
     @classmethod
     def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
@@ -97,9 +87,6 @@ class LayerStats:
             v_rows=zeros(rows, channels, dtype=torch.float32),
             k_fisher=zeros(channels, channels),
             v_fisher=zeros(channels, channels),
-            received=zeros(BINS),
-            k_probes=zeros(BINS, channels, PROBES),
-            v_probes=zeros(BINS, channels, PROBES),
             k_ranks=zeros(2, RANKS, heads, dim, dim),
             v_ranks=zeros(2, RANKS, heads, dim, dim),
         )
@@ -151,17 +138,6 @@ class LayerStats:
         with wide_products(gradients):
             total += g.T @ g
 
-    def add_received(self, side: Side, received: Tensor, gradients: Tensor) -> None:
-        """Add the loss gradients [N, C] of one side by the attention the tokens received [N]; keys count the tokens."""
-        bins = received_bins(received)
-        if side == "k":
-            # bincount would wait for the device
-            self.received += torch.zeros_like(self.received).scatter_add_(
-                0, bins, torch.ones_like(bins).to(self.received)
-            )
-        total = self.k_probes if side == "k" else self.v_probes
-        total += probe_sums(bins, gradients)
-
     def add_ranked(self, side: Side, received: Tensor, gradients: Tensor, window: Window) -> None:
         """Add the loss gradients [B, T, C] of one side by the ranks of the tokens, which received [B, H, T].
 
@@ -206,7 +182,7 @@ class LayerStats:
         return torch.stack(found)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sums and the rows kept so far, by field name; what tokens received only where gradients were taken."""
+        """The sums and the rows kept so far, by field name; sums by rank only where gradients were taken."""
         absent = [name for name in self.OPTIONAL if not bool(getattr(self, name).any())]
         parts: dict[str, Tensor] = {name: getattr(self, name) for name in self.TENSORS if name not in absent}
         return parts | {name: parts[name][: self.filled] for name in ("k_rows", "v_rows")}

@@ -72,10 +72,6 @@ class TileLayout(CacheLayout):
         received = slots * layers * self.rule.orders(self.geometry.kv_heads) * RECEIVED_BYTES
         return super().breakdown(tokens, batch) | {"received": batch * received}
 
-    def with_shares(self, shares: Sequence[Sequence[float]]) -> CacheLayout:
-        """The same: quotas are what they are on any text."""
-        return self
-
     def _codes(self, packed: int) -> tuple[float, float, float]:
         count = packed // self.rule.tile
         keys = count * sum(tile.codes_keys for tile in self.tiles)

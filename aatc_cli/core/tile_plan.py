@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Floats, Ints
 from aatc_cli.core.tile_allocate import Units, allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
 from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_floor import allocate_floored
 from aatc_cli.core.token_classes import TokenClasses
+
+
+@dataclass(frozen=True)
+class TileBudget:
+    """What a plan may spend: ``average`` bits a number with all that a tile holds, token scales of ``scale_bits``.
+
+    floor: least bits of a number of the lowest class, scales and padding counted.
+    """
+
+    average: float
+    scale_bits: int
+    floor: float = 0.0
 
 
 def plan_tiles(
     values: Mapping[Side, Sequence[Floats]],
     costs: Sequence[Mapping[Side, Floats]],
-    average: float,
+    budget: TileBudget,
     curve: Floats,
     rule: TileRule,
     heads: int,
-    scale_bits: int,
     *,
     joint: bool,
 ) -> Allocation:
-    """Widths [n, C] of every layer and side at ``average`` bits a number with all that a tile holds.
+    """Widths [n, C] of every layer and side within ``budget``.
 
     values[side][layer] [groups, E]: energies of the average token; costs[layer][side] [n, C]: of tokens of each class,
     relative to it. heads: that rank their tokens each by itself. joint: one budget for keys and values, or two halves.
+    Raises `AatcError` for a budget that does not pay for the classes or the floor.
     """
     layers, channels = len(costs), values["k"][0].size
-    whole = math.floor(average * rule.tile * 2 * channels * layers + 1e-9)
-    budget = whole - 8 * layers * order_bytes(rule, heads)
+    whole = math.floor(budget.average * rule.tile * 2 * channels * layers + 1e-9)
+    room = whole - 8 * layers * order_bytes(rule, heads)
     bits: list[dict[Side, Ints]] = [{} for _ in range(layers)]
     levels: dict[Side, float] = {}
     left: dict[Side, list[float]] = {side: [] for side in SIDES}
@@ -42,7 +57,14 @@ def plan_tiles(
         pool = [_units(values[side], [layer[side] for layer in costs], rule) for side in sides]
         if sides == ("v",):
             pool = [_where_coded(pool[0], [layer["k"] for layer in bits])]
-        widths, level = allocate_planes(pool, budget // len(pools), curve, scale_bits, follow=joint and _alike(pool))
+        share, follow = room // len(pools), joint and _alike(pool)
+
+        def buy(units: Sequence[Units], share: int = share, follow: bool = follow) -> tuple[list[Ints], float]:
+            return allocate_planes(units, share, curve, budget.scale_bits, follow=follow)
+
+        least = math.ceil(budget.floor * rule.quotas[0] * len(pool) * channels * layers)
+        lowest = [_in_lowest(units, rule, layers) for units in pool]
+        widths, level = allocate_floored(pool, lowest, least, budget.scale_bits, buy)
         for side, units, found in zip(sides, pool, widths, strict=True):
             errors = units.tokens / rule.tile * _summed(units.energy * curve[found])
             for layer, (rows, parts) in enumerate(zip(np.split(found, layers), np.split(errors, layers), strict=True)):
@@ -62,6 +84,12 @@ def _units(values: Sequence[Floats], costs: Sequence[Floats], rule: TileRule) ->
     )
     tokens = np.tile(np.repeat(np.array(rule.quotas), values[0].shape[0]), len(values))
     return Units(energy, tokens)
+
+
+def _in_lowest(units: Units, rule: TileRule, layers: int) -> NDArray[np.bool_]:
+    """Which units are of the first class: bool [U], in the order of `_units`."""
+    groups = len(units.tokens) // (layers * rule.classes)
+    return np.tile(np.repeat(np.arange(rule.classes) == 0, groups), layers)
 
 
 def _alike(pool: Sequence[Units]) -> bool:
@@ -86,7 +114,6 @@ def _classes(
     values: Mapping[Side, Sequence[Floats]], costs: Sequence[Mapping[Side, Floats]], rule: TileRule
 ) -> TokenClasses:
     """What a Plan says of its classes: quotas, and what noise that costs the average token alike costs each."""
-    layers = len(costs)
     found = {
         side: np.array(
             [
@@ -96,4 +123,4 @@ def _classes(
         )
         for side in SIDES
     }
-    return TokenClasses(np.zeros((layers, 0)), np.tile(np.array(rule.quotas), (layers, 1)), found)
+    return TokenClasses(rule.quotas, found)

@@ -100,11 +100,9 @@ class Quantizer(Choice, TableMaker):
 class Classes(Choice):
     """How tokens are told apart.
 
-    measured: thresholds and shares are of the calibration text, and a Plan holds them; else a recipe says the shares.
     tiled: classes are quotas inside a tile, whose codecs hold the rule; the packed cache keeps them.
     """
 
-    measured: ClassVar[bool] = False
     tiled: ClassVar[bool] = False
 
     def told_by(self) -> type[Settings] | None:
@@ -116,15 +114,15 @@ class Classes(Choice):
         return 1
 
     def shares(self, recipe: RecipeFields) -> Sequence[float]:
-        """Share of the tokens in every class, where a recipe says it."""
+        """Share of the tokens in every class."""
         return (1.0,)
 
-    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor, thresholds: Tensor) -> Any:
+    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor) -> Any:
         """The codec of one site with widths ``bits`` [n, C] of n classes, from that of the first class."""
         return codec
 
-    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> Any:
-        """Classes that a Transform of these watched ``lags`` tells apart, or None; raises `AatcError`."""
+    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry) -> Any:
+        """What a Transform says that tokens of each class cost, or None; raises `AatcError`."""
         return None
 
     def allocate(
@@ -229,11 +227,9 @@ class Choices:
                     "set block in the recipe to a divisor of that number, or choose other head groups",
                 )
 
-    def read_tables(self, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None) -> MethodTables:
-        """What it needs of a Transform whose received attention was watched at ``lags``; raises `AatcError`."""
-        return MethodTables(
-            self.allocator.read(self, tensors, geometry), self.classes.read(self, tensors, geometry, lags)
-        )
+    def read_tables(self, tensors: Tensors, geometry: Geometry) -> MethodTables:
+        """What it needs of a Transform; raises `AatcError`."""
+        return MethodTables(self.allocator.read(self, tensors, geometry), self.classes.read(self, tensors, geometry))
 
     def allocate(
         self, energies: Energies, average: float, groups: HeadGroups | None = None, tables: MethodTables | None = None
@@ -249,17 +245,9 @@ class Choices:
         self.require_blocks(energies[0]["k"].variance.size, found)
         return self.classes.allocate(self, energies, average, found, tables or MethodTables())
 
-    def layout(
-        self,
-        geometry: Geometry,
-        groups: HeadGroups,
-        bits: Sequence[Widths],
-        shares: Sequence[Sequence[float]] | None = None,
-        blocks: int = 0,
-    ) -> CacheLayout:
-        """The byte law of widths bits[class][layer][side] [C] and shares[layer][class]; blocks: of one precision."""
-        held = shares if shares is not None else [[1.0]] * geometry.layers
-        return self.classes.layout(self, geometry, groups, PlannedWidths(bits, held, blocks))
+    def layout(self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0) -> CacheLayout:
+        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision."""
+        return self.classes.layout(self, geometry, groups, PlannedWidths(bits, blocks))
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """The byte law at an average width, before any plan exists."""

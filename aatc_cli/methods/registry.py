@@ -23,7 +23,6 @@ from aatc_cli.methods.allocators.waterfill import Waterfill
 from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
-from aatc_cli.methods.classes.received import Received
 from aatc_cli.methods.classes.tiles import Tiles
 from aatc_cli.methods.quantizers.balanced import Balanced
 from aatc_cli.methods.quantizers.block_max import BlockMax
@@ -121,7 +120,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     Hqq(),
     Float16(),
 )
-CLASSES: Sequence[Classes] = (OneClass(), Tiles(), Received())
+CLASSES: Sequence[Classes] = (OneClass(), Tiles())
 
 AXES: Mapping[Axis, Sequence[Choice]] = {
     "transform": TRANSFORMS,

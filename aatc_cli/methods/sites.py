@@ -79,10 +79,9 @@ class Site:
 
 @dataclass(frozen=True)
 class PlannedWidths:
-    """What a plan says: bits[class][layer][side] [C], shares[layer][class] of the tokens, blocks over all sites."""
+    """What a plan says: bits[class][layer][side] [C], and blocks of one precision over all sites."""
 
     bits: Sequence[Widths]
-    shares: Sequence[Sequence[float]]
     blocks: int = 0
 
 

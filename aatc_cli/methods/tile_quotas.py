@@ -23,6 +23,9 @@ class TileQuotas(Settings):
     floor: float = Field(
         0.0, ge=0, le=1, description="share of the average cost in every class's: least bits for what nobody read yet"
     )
+    lowest_bits: float = Field(
+        0.0, ge=0, le=8, description="least packed bits of a number of the lowest class, at any budget that pays for it"
+    )
 
     @model_validator(mode="after")
     def _quotas_fit(self) -> Self:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.errors import AatcError
-from aatc_cli.methods.quantizers.library import GROUP, LibraryQuantizer
+from aatc_cli.methods.quantizers.packages import GROUP, LibraryQuantizer
 
 
 @dataclass(frozen=True)

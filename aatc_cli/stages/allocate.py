@@ -116,16 +116,13 @@ def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
     """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
     made_from = plan.transform(transform)
     derived, _, _ = derive(made_from, made_from.energies(), plan.recipe, plan.budget)
-    differences = [
+    return [
         Difference(layer, side, channel, planned, int(derived.bits[layer][side].flat[channel]))
         for layer, widths in enumerate(plan.bits)
         for side in SIDES
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
-    if derived.classes is not None:
-        plan.classes.require(plan.artifact, derived.classes)
-    return differences
 
 
 def derive(
@@ -186,11 +183,11 @@ class Planner:
         bits: list[dict[Side, Any]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
         if allocation.classes is None:
             blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-            return self.choices.layout(self.geometry, self.groups, [bits], None, blocks)
+            return self.choices.layout(self.geometry, self.groups, [bits], blocks)
         by_class = [
             [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
         ]
-        return self.choices.layout(self.geometry, self.groups, by_class, allocation.classes.shares.tolist())
+        return self.choices.layout(self.geometry, self.groups, by_class)
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:

@@ -16,7 +16,6 @@ from aatc_cli.artifacts.transform import Transform, WhitenedLayer, WhitenSetting
 from aatc_cli.console import progress
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.rated import received_table
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.tile_classes import tile_lags
 from aatc_cli.core.transform import group_moments
@@ -32,12 +31,12 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
     Raises `AatcError` for a device that is not there.
     """
     place = find_device(device)
-    count, same, watched = rates.geometry.layers, basis.digest == rates.digest, rates.received_lags is not None
+    count, same = rates.geometry.layers, basis.digest == rates.digest
 
     def whitened(layer: int) -> WhitenedLayer:
         rate_layer = rates.layer(layer)
         basis_layer = rate_layer if same else basis.layer(layer)
-        found = whiten_layer(basis_layer, rate_layer, settings, place, watched=watched)
+        found = whiten_layer(basis_layer, rate_layer, settings, place)
         if rate_layer.ranked:
             window = rates.settings.window
             ranked = (window.sinks, tile_lags(window.recent)[1])
@@ -61,10 +60,8 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
         return Transform.write(target, settings, basis, rates, layers(), joint(), device=str(place))
 
 
-def whiten_layer(
-    basis: LayerStats, rates: LayerStats, settings: WhitenSettings, device: torch.device, *, watched: bool = False
-) -> WhitenedLayer:
-    """Both sites of a layer, computed on ``device``; with ``watched`` also what its tokens received.
+def whiten_layer(basis: LayerStats, rates: LayerStats, settings: WhitenSettings, device: torch.device) -> WhitenedLayer:
+    """Both sites of a layer, computed on ``device``.
 
     Tables of published methods are made on the CPU.
     """
@@ -80,8 +77,6 @@ def whiten_layer(
             tables |= {f"{side}.{name}": tensor for name, tensor in found.items()}
             if rates.ranked:
                 tables[f"{side}.ranks"] = rate_layer.rank_costs(side, codec.decode, settings.shrinkage).cpu()
-        if watched:
-            tables["received"] = received_table(rate_layer, settings.shrinkage).cpu()
     return WhitenedLayer(sites, tables)
 
 

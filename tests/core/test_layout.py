@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aatc_cli.config import Geometry, HeadGroups, Window
+from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout, SiteWidths, exact_slots, fp16_bytes, packed_tokens, plane_counts
-from aatc_cli.profiles import load_model_profile
+from aatc_cli.profiles import load_model_profile, load_recipe
 
 PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)
 SMALL = Geometry(layers=2, heads=4, kv_heads=2, head_dim=6, hidden_size=24)
@@ -231,3 +232,20 @@ def test_static_bytes_and_summary():
     assert summary["bytes_static"] == sum(static.values())
     assert summary["ratio"] == pytest.approx(layout.ratio(1000), rel=1e-12)
     assert summary["ratio_with_static"] == summary["bytes_fp16"] / (summary["bytes_total"] + summary["bytes_static"])
+
+
+def test_window_of_eight_bits_by_counting():
+    geometry = Geometry(layers=3, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
+    recipe = load_recipe("loss-aware")
+    narrow = recipe.model_copy(update={"window": Window(key_bits=8, value_bits=8)})
+    half = recipe.model_copy(update={"window": Window(value_bits=8)})
+    bits = [{side: [2] * 16 for side in SIDES}] * 3
+    wide, held = (r.choices.layout(geometry, ONE, [bits]).breakdown(1000) for r in (recipe, narrow))
+    # 16 bytes and two float16 scales in place of 32 bytes
+    assert wide["window"] == 128 * 6 * 32
+    assert held["window"] == 128 * 6 * 20
+    assert held["sinks"] == 4 * 6 * 20
+    assert half.choices.layout(geometry, ONE, [bits]).breakdown(1000)["window"] == 128 * 3 * (32 + 20)
+    assert {k: v for k, v in held.items() if k not in ("window", "sinks")} == {
+        k: v for k, v in wide.items() if k not in ("window", "sinks")
+    }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aatc_cli.config import Geometry
+from aatc_cli.config import Geometry, Window
 from aatc_cli.core.stats import LayerStats, output_gram, sample_rows
 
 GEOMETRY = Geometry(layers=1, heads=6, kv_heads=3, head_dim=4, hidden_size=10)
@@ -148,7 +148,7 @@ def test_sums_on_a_gpu_are_those_of_the_cpu_and_wait_for_nothing(dtype):
     q, k, v, g = (
         torch.randn(2, 600, *shape, generator=generator).to(dtype) for shape in ((8, 64), (128,), (128,), (128,))
     )
-    received, sample, found = torch.rand(2, 600, generator=generator), torch.arange(0, 1200, 7), {}
+    received, sample, found = torch.rand(2, 2, 600, generator=generator), torch.arange(0, 1200, 7), {}
     for device in ("cpu", "cuda"):
         stats = LayerStats.empty(geometry, 300, torch.zeros(2, 64, 64, device=device))
         moved = [x.to(device) for x in (q, k, v, g, received, sample)]
@@ -159,7 +159,7 @@ def test_sums_on_a_gpu_are_those_of_the_cpu_and_wait_for_nothing(dtype):
             try:
                 stats.update(*(x[:, 4:] for x in moved[:3]), moved[5][:100])
                 stats.add_gradients("k", moved[3].flatten(0, 1))
-                stats.add_received("k", moved[4].flatten(), moved[3].flatten(0, 1))
+                stats.add_ranked("k", moved[4], moved[3], Window())
             finally:
                 if device == "cuda":
                     torch.cuda.set_sync_debug_mode("default")

@@ -19,7 +19,7 @@ EXACT = (4 + 128) * 2 * 2 * 128 * 2
 def layout(name: str, width: int, groups: int = 4, blocks: int = 0, kept: int = 128) -> CacheLayout:
     widths = [width] * kept + [0] * (128 - kept)
     bits = [dict.fromkeys(SIDES, widths)] * 2
-    return load_recipe(name).choices.layout(GEOMETRY, HeadGroups.both(groups), [bits], None, blocks)
+    return load_recipe(name).choices.layout(GEOMETRY, HeadGroups.both(groups), [bits], blocks)
 
 
 def parts(found: CacheLayout) -> dict[str, int]:

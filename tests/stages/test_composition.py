@@ -75,7 +75,7 @@ def planned(recipe: Recipe, transform: Transform, bits: float) -> Plan:
     budget = make_budget(bits=bits)
     allocation, layout, _ = derive(transform, transform.energies(), recipe, budget)
     widths = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
-    one = PlanClasses.one(transform.geometry.layers)
+    one = PlanClasses()
     predicted, level = allocation.predicted, allocation.water_level
     return Plan(transform.artifact, recipe, budget, widths, layout.groups, one, predicted, level, bits)
 

@@ -288,8 +288,13 @@ def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pyt
         assert line[-3:] == bounds
     assert ["synthetic-3", "500", "2", "fused", "30.0", *["0.0"] * 5, "1.25"] in lines
     assert "Speed of small on another GPU" in section
+    assert section.count("Speed of small on") == 2
     told = json.loads(files.json.read_text("utf-8"))["speed"]
     assert told == [one.model_dump(mode="json") for one in (result, other)]
+    older = result.model_copy(update={"versions": {**result.versions, "torch": "1.0"}, "budget": "4"})
+    write_evaluation(run.evals, older)
+    apart = make_report(run).markdown.read_text("utf-8").partition("## Speed")[2].partition("\n## ")[0]
+    assert apart.count("Speed of small on") == 3, "times of another torch stand in a table of their own"
 
 
 PROFILED = ("eval", "speed", "--profile", "llama-3.1-8b-instruct", "--budget", 2)

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
 from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
-from aatc_cli.evals.forced.token_rates import rated_logits
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import scored_logits
 from aatc_cli.models.placement import input_device
@@ -28,16 +26,12 @@ _POSITIONS = 256
 
 @dataclass
 class Scores:
-    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
-
-    classes: of methods with token rates, the packed tokens of every layer in every class, [L, n].
-    """
+    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1."""
 
     kl: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
-    classes: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, Any]:
@@ -56,14 +50,6 @@ class Scores:
             "top1": top1,
             "top1_stderr": top1_stderr,
         }
-
-    def class_shares(self) -> list[list[float]] | None:
-        """Shares of the classes among packed tokens, by layer; None without classes or packed tokens."""
-        counts = torch.stack(self.classes).sum(0).to(torch.float64) if self.classes else torch.zeros(1, 1)
-        if not bool((counts.sum(1) > 0).all()):
-            return None
-        shares: list[list[float]] = (counts / counts.sum(1, keepdim=True)).tolist()
-        return shares
 
     def nll_summary(self) -> dict[str, Any]:
         """nll with its standard error over windows, the reference's on the same positions, and both by window."""
@@ -101,7 +87,7 @@ def score_windows(
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()
-            logits = _logits(model, sites, method, tokens, first, scores)
+            logits = _logits(model, sites, method, tokens, first)
             check_finite(logits, method.name, index)
             _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
@@ -109,38 +95,13 @@ def score_windows(
     return results
 
 
-def _logits(
-    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
-) -> Tensor:
+def _logits(model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int) -> Tensor:
     codec = method.codecs[0]["k"]
     if isinstance(codec, TileCodec):
-        return _tiled(model, sites, method, tokens, first, scores)
+        return tiled_logits(model, sites, tile_codecs(method), codec.rule, method.window, tokens, first)
     if isinstance(codec, LayersCodec):
         return chunked_logits(model, sites, method, tokens, first)
-    if not isinstance(codec, RatedCodec):
-        return method_logits(model, sites, method, tokens, first)
-    counts = torch.zeros(len(sites), len(codec.codecs), dtype=torch.int64)
-
-    def count(layer: int, classes: Tensor) -> None:
-        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
-
-    logits = rated_logits(model, sites, method, tokens, first, count)
-    scores.classes.append(counts)
-    return logits
-
-
-def _tiled(
-    model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int, scores: Scores
-) -> Tensor:
-    rule = tile_codecs(method)[0]["k"].rule
-    counts = torch.zeros(len(sites), rule.classes, dtype=torch.int64)
-
-    def count(layer: int, classes: Tensor) -> None:
-        counts[layer] = torch.bincount(classes.flatten(), minlength=counts.shape[1]).cpu()
-
-    logits = tiled_logits(model, sites, tile_codecs(method), rule, method.window, tokens, first, count)
-    scores.classes.append(counts)
-    return logits
+    return method_logits(model, sites, method, tokens, first)
 
 
 def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:

@@ -21,7 +21,6 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.rated import RatedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
@@ -31,7 +30,7 @@ from aatc_cli.models.capture import capture
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec]]
+Codecs = Sequence[Mapping[Side, Codec | LayersCodec | TileCodec]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -54,7 +53,7 @@ def method_logits(
 ) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of a window [1, T] read through the compressed cache. -> [P, V].
 
-    Codecs over all layers take several passes: `evals.chunked`. Those with token rates: `evals.token_rates`.
+    Codecs over all layers take several passes: `evals.forced.chunked`. Those of tiles: `evals.forced.tiles`.
     """
 
     def attend(inputs: LayerInputs) -> Tensor:
@@ -67,10 +66,7 @@ def method_logits(
 
 
 def reconstruct(
-    inputs: LayerInputs,
-    codecs: Mapping[Side, Codec | LayersCodec | RatedCodec | TileCodec],
-    sinks: int,
-    coordinates: Coordinates,
+    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec | TileCodec], sinks: int, coordinates: Coordinates
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
@@ -87,7 +83,7 @@ def reconstruct(
 
     def coded(x: Tensor, side: Side) -> Tensor:
         codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | RatedCodec | TileCodec)
+        assert not isinstance(codec, LayersCodec | TileCodec)
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":

@@ -22,7 +22,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, _measured(frame, scores), scores.class_shares())
+        frame.evaluation(subject, scores.seconds, _measured(frame, scores))
         for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
 

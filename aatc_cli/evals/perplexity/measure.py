@@ -23,7 +23,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, _measured(scores), scores.class_shares())
+        frame.evaluation(subject, scores.seconds, _measured(scores))
         for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
 

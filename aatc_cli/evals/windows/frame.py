@@ -63,22 +63,14 @@ class Frame:
             queries=s.measured_queries,
         )
 
-    def evaluation(
-        self, subject: Subject, seconds: float, measured: dict[str, Any], shares: list[list[float]] | None = None
-    ) -> Evaluation:
-        """The record of one subject with what was measured; sizes at the ``shares`` of token classes, if there are."""
+    def evaluation(self, subject: Subject, seconds: float, measured: dict[str, Any]) -> Evaluation:
+        """The record of one subject with what was measured."""
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
-        origin = self.opened.origin(subject)
         layout = subject.plan.layout if subject.plan else None
-        if layout is not None and shares is not None:
-            layout = layout.with_shares(shares)
-            means = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
-            origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
-            measured = measured | {"class_shares": means}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries
         return Evaluation.model_validate(
             {
-                **origin,
+                **self.opened.origin(subject),
                 "task": self.opened.task,
                 "protocol": self.protocol(),
                 "seconds": seconds,

@@ -59,15 +59,13 @@ class Tiles(Classes):
         """The quotas of the tile's tokens."""
         return rule_of(recipe).shares
 
-    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor, thresholds: Tensor) -> Any:
+    def codec(self, recipe: RecipeFields, codec: Any, bits: Tensor) -> Any:
         """All classes side by side."""
         from aatc_cli.core.tile_codec import TileCodec
 
         return TileCodec(codec, bits, rule_of(recipe))
 
-    def read(
-        self, choices: Choices, tensors: Tensors, geometry: Geometry, lags: tuple[int, int] | None
-    ) -> list[dict[Side, Floats]]:
+    def read(self, choices: Choices, tensors: Tensors, geometry: Geometry) -> list[dict[Side, Floats]]:
         """Costs of every class and channel by layer and side, [n, C], relative to the average token.
 
         Raises `ArtifactError` for a Transform without costs by rank, `UsageError` where ranks are of another window.
@@ -101,17 +99,16 @@ class Tiles(Classes):
         self, choices: Choices, energies: Energies, average: float, groups: HeadGroups, tables: Any
     ) -> Allocation:
         """Planes bought at one level over all classes, heads and layers; ``average`` counts everything in a tile."""
-        from aatc_cli.core.tile_plan import plan_tiles
+        from aatc_cli.core.tile_plan import TileBudget, plan_tiles
 
         recipe, values = choices.recipe, choices.grouped_energies(energies, groups)
         return plan_tiles(
             values,
             tables.classes,
-            average,
+            TileBudget(average, recipe.scale_bits, _quotas(recipe).lowest_bits),
             choices.filling.curve[: recipe.max_bits + 1],
             rule_of(recipe),
             groups.k,
-            recipe.scale_bits,
             joint=recipe.pool == "joint",
         )
 

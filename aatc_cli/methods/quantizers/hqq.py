@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aatc_cli.methods.quantizers.library import LibraryQuantizer
+from aatc_cli.methods.quantizers.packages import LibraryQuantizer
 
 
 class Hqq(LibraryQuantizer):

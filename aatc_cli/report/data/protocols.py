@@ -9,7 +9,7 @@ from typing import Any
 from aatc_cli.artifacts.evaluation import Evaluation
 
 # versions that decide a number; others are recorded and told in the headline
-_DECIDING = ("aatc", "torch", "transformers")
+DECIDING = ("aatc", "torch", "transformers")
 # one table holds the measures of several tasks on the same windows, each with fields of its own
 _OF_A_TASK = ("task", "queries")
 _WORDS = {
@@ -75,7 +75,7 @@ def facts_of(e: Evaluation) -> tuple[tuple[str, str], ...]:
         "first": e.first_position,
         "dtype": e.dtype,
         "device": e.device,
-        "versions": {name: e.versions[name] for name in _DECIDING if name in e.versions},
+        "versions": {name: e.versions[name] for name in DECIDING if name in e.versions},
     }
     found = base | recorded
     versions = found.pop("versions")

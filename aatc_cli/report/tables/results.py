@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from aatc_cli.core.compare import Figure, difference
 from aatc_cli.evals.memory.result import Result as MemoryResult
@@ -12,18 +13,32 @@ from aatc_cli.evals.speed.table import Columns, memory_columns, speed_columns
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.table import COLUMNS, stability_rows
 from aatc_cli.report.blocks import Table
+from aatc_cli.report.data.protocols import DECIDING
 from aatc_cli.report.series.needles import NeedleGroup
 from aatc_cli.report.tables.scores import score_text
 from aatc_cli.report.text import MISSING, number, size, spread
 
+_Measured = TypeVar("_Measured", MemoryResult, SpeedResult)
+
 
 def memory_tables(results: Sequence[MemoryResult]) -> list[Table]:
     """One table for every model and place that memory was measured in."""
-    tables = []
-    for place in dict.fromkeys((r.model, r.model_fingerprint, r.device, r.dtype, r.synthetic) for r in results):
-        mine = [r for r in results if (r.model, r.model_fingerprint, r.device, r.dtype, r.synthetic) == place]
-        tables.append(_memory_table(mine))
-    return tables
+    return [_memory_table(mine) for mine in _by_place(results)]
+
+
+def _by_place(results: Sequence[_Measured]) -> list[list[_Measured]]:
+    """Results that stand in one table: of the same weights, dtype, device and library versions, in order of arrival."""
+    groups: dict[tuple[object, ...], list[_Measured]] = {}
+    for result in results:
+        versions = tuple(result.versions.get(name) for name in DECIDING)
+        place = (result.model, result.model_fingerprint, result.device, result.dtype, result.synthetic, versions)
+        groups.setdefault(place, []).append(result)
+    return list(groups.values())
+
+
+def _versions(result: MemoryResult | SpeedResult) -> str:
+    """The versions that decide a figure, in words: ``torch 2.11.0, transformers 5.17.0``."""
+    return ", ".join(f"{name} {result.versions[name]}" for name in DECIDING if name in result.versions)
 
 
 def _memory_table(results: Sequence[MemoryResult]) -> Table:
@@ -51,17 +66,19 @@ def _memory_table(results: Sequence[MemoryResult]) -> Table:
     ]
     first = results[0]
     kind = "random vectors and widths, no model" if first.synthetic else f"{first.dtype} model"
-    return _filled(f"Memory of {first.model} on {first.device} ({kind})", names, rows)
+    place = ", ".join(part for part in (kind, _versions(first)) if part)
+    return _filled(f"Memory of {first.model} on {first.device} ({place})", names, rows)
 
 
 def speed_tables(results: Sequence[SpeedResult]) -> list[Table]:
-    """One table for every model and device that anything was timed on, and one of memory where it was measured."""
+    """One table for every model and place that anything was timed in, and one of memory where it was measured."""
     tables = []
-    for model, device, absolute in dict.fromkeys((r.model, r.device, r.absolute) for r in results):
-        mine = [r for r in results if (r.model, r.device, r.absolute) == (model, device, absolute)]
-        tables.append(_of_columns(f"Speed of {model} on {device}", speed_columns(mine)))
+    for mine in _by_place(results):
+        first = mine[0]
+        place = ", ".join(part for part in (f"{first.model} on {first.device}", first.dtype, _versions(first)) if part)
+        tables.append(_of_columns(f"Speed of {place}", speed_columns(mine)))
         if any(result.memory for result in mine):
-            tables.append(_of_columns(f"Memory in MB of decoding with {model} on {device}", memory_columns(mine)))
+            tables.append(_of_columns(f"Memory in MB of decoding with {place}", memory_columns(mine)))
     return tables
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import Side
-from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.stats import sample_rows
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import non_finite
@@ -144,21 +143,17 @@ def run_gradients(
     """
     sums: dict[tuple[int, Side], Tensor] = {}
     received: dict[int, Tensor] = {}
-    by_head: dict[int, Tensor] = {}
-    window, length = job.settings.window, job.settings.length
-    packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
+    window = job.settings.window
 
     def watch(inputs: LayerInputs) -> None:
-        layer = inputs.site.layer
-        received[layer], by_head[layer] = received_in(inputs, window)
+        received[inputs.site.layer] = received_in(inputs, window)
 
     def add(layer: int, side: Side, gradients: Tensor) -> None:
         sums[layer, side] = gradients.sum(-1, dtype=torch.float32)
         job.layers[layer].add_gradients(side, gradients)
         seen = received[layer]
-        by_window = gradients.view(*seen.shape, -1)
-        job.layers[layer].add_ranked(side, by_head[layer], by_window, window)
-        job.layers[layer].add_received(side, seen[:, packed].flatten(), by_window[:, packed].flatten(0, 1))
+        by_window = gradients.view(seen.shape[0], seen.shape[2], -1)
+        job.layers[layer].add_ranked(side, seen, by_window, window)
 
     saved_at = time.monotonic()
     batch = options.fisher_batch or options.batch

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
 
-COLUMNS = ["class", "share", "cost of keys", "of values", "mean bits of keys", "of values", "thresholds by layer"]
+COLUMNS = ["class", "tokens of a tile", "share", "cost of keys", "of values", "bits of keys", "of values", "masked"]
 
 
 def class_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Per class: share, relative costs, mean bits by side, thresholds below it by layer, and shares by layer.
+    """Per class: share and tokens of a tile, relative costs, mean bits by side, and the share of heads that drop it.
 
-    Quotas have no thresholds.
+    masked: share of kv heads over all layers in which tokens of the class have no bit on either side, which no query of
+    such a head sees.
     """
-    facts, thresholds = [], plan.classes.thresholds
+    facts = []
     for k, recorded in enumerate(plan.class_facts):
-        widths = plan.class_bits(k)
-        means = {
-            side: sum(sum(layer[side]) for layer in widths) / (len(widths) * len(widths[0][side])) for side in SIDES
-        }
+        widths = {side: np.array([layer[side] for layer in plan.class_bits(k)]) for side in SIDES}
+        coded = [widths[side].reshape(len(widths[side]), plan.geometry.kv_heads, -1).any(2) for side in SIDES]
         facts.append(
             recorded.model_dump()
             | {
-                "bits_keys": means["k"],
-                "bits_values": means["v"],
-                "thresholds": thresholds[:, k - 1].tolist() if k and thresholds.size else None,
-                "shares": plan.classes.shares[:, k].tolist(),
+                "tokens": round(recorded.share * plan.recipe.window.flush),
+                "bits_keys": float(widths["k"].mean()),
+                "bits_values": float(widths["v"].mean()),
+                "masked": float(1.0 - (coded[0] | coded[1]).mean()),
             }
         )
     return facts
 
 
 def class_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
-    """One row per class, least attended first; thresholds as the least and the largest of all layers."""
+    """One row per class, least attended first."""
     rows = []
     for k, fact in enumerate(facts):
-        below = fact["thresholds"]
-        span = "" if below is None else f"{min(below):.2g} .. {max(below):.2g}"
         numbers = [f"{fact[name]:.3g}" for name in ("key_cost", "value_cost")]
         bits = [f"{fact[name]:.2f}" for name in ("bits_keys", "bits_values")]
-        rows.append([str(k), f"{100 * fact['share']:.1f} %", *numbers, *bits, span])
+        masked = f"{fact['masked']:.1%} of heads"
+        rows.append([str(k), str(fact["tokens"]), f"{fact['share']:.1%}", *numbers, *bits, masked])
     return rows

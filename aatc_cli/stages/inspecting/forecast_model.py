@@ -13,7 +13,7 @@ from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.stages.inspecting.forecast import Forecast, Piece, on_disk, state_of
 from aatc_cli.stages.inspecting.preflight import collect_work, measure_machine, seconds
-from aatc_cli.stages.inspecting.stats_size import received_bytes, stats_bytes
+from aatc_cli.stages.inspecting.stats_size import ranked_bytes, stats_bytes
 
 # forward passes that a gradient pass comes to, as measured (docs/results.md)
 _GRADIENT = 4.0
@@ -55,8 +55,8 @@ def forecast_collect(
 
 
 def _stats_file(geometry: Geometry, rows: int, *, fisher: bool) -> int:
-    """Bytes of the tensors of Stats; what tokens received is written with gradients alone."""
-    return stats_bytes(geometry, rows) - (0 if fisher else received_bytes(geometry))
+    """Bytes of the tensors of Stats; what is by rank is written with gradients alone."""
+    return stats_bytes(geometry, rows) - (0 if fisher else ranked_bytes(geometry))
 
 
 def forecast_eval(call: Call, settings: WindowSettings) -> Forecast:

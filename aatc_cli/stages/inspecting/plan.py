@@ -39,7 +39,8 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
         "sites": sites,
     }
     widths_table = Table(
-        f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel",
+        f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel, "
+        f"{plan.layout.bits_packed:.3f} with all that is packed",
         ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"],
         rows,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from aatc_cli.config import Geometry
-from aatc_cli.core.received_bins import BINS, PROBES
 from aatc_cli.core.tile_sizes import RANKS
 
 # rows that collect keeps per layer unless told otherwise
@@ -13,16 +12,14 @@ ROWS = 4096
 def stats_bytes(geometry: Geometry, rows: int = ROWS) -> int:
     """Bytes of the sums and of ``rows`` rows of all compressed layers, which every process of collect holds.
 
-    Of a layer: four sums [C, C], two [H, D, D] and two [C] in float64, two [R, C] of rows in float32, and for the
-    tokens in a bin of received attention their count and the products of their gradients with Z signs (`core.stats`),
-    and for two orders, both sides and groups of ranks in a tile one [H, D, D] in float64.
+    Of a layer: four sums [C, C], two [H, D, D] and two [C] in float64, two [R, C] of rows in float32, and
+    for two orders, both sides and groups of ranks in a tile one [H, D, D] in float64.
     """
     channels = geometry.channels
     layer = 32 * channels**2 + 16 * geometry.kv_heads * geometry.head_dim**2 + 8 * rows * channels + 16 * channels
-    return geometry.layers * layer + received_bytes(geometry)
+    return geometry.layers * layer + ranked_bytes(geometry)
 
 
-def received_bytes(geometry: Geometry) -> int:
-    """What of `stats_bytes` is of the attention that tokens received, which is gathered with gradients alone."""
-    ranks = 32 * RANKS * geometry.kv_heads * geometry.head_dim**2
-    return geometry.layers * (8 * BINS + 16 * BINS * PROBES * geometry.channels + ranks)
+def ranked_bytes(geometry: Geometry) -> int:
+    """What of `stats_bytes` is by the ranks of tokens in their tiles, which is gathered with gradients alone."""
+    return geometry.layers * 32 * RANKS * geometry.kv_heads * geometry.head_dim**2
