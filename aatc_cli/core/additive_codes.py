@@ -35,7 +35,7 @@ class AdditiveCodec:
     def reconstruct(self, x: Tensor) -> Tensor:
         """The vectors [..., C] as the cache returns them, in the dtype of ``x``."""
         heads = self.entries.shape[0]
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (heads, -1))
+        wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (heads, -1))
         left = wide.flatten(0, -3).transpose(0, 1)
         found = torch.zeros_like(left)
         for stage in self.entries.to(wide.dtype).unbind(1):

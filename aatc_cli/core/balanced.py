@@ -41,7 +41,8 @@ class BalancedMinMax:
         whole = x.shape[-2] // self.tile * self.tile
         wide = x[..., :whole, :].to(torch.promote_types(x.dtype, torch.float32))
         # [..., tiles, tokens, heads, D] -> [..., tiles, heads, D, tokens]
-        tiles = wide.unflatten(-1, (-1, self.dim)).unflatten(-3, (-1, self.tile)).movedim(-3, -1)
+        heads = torch.unflatten(wide, -1, (-1, self.dim))
+        tiles = torch.unflatten(heads, -3, (-1, self.tile)).movedim(-3, -1)
         found = coded_tile(tiles if self.side == "k" else tiles.mT, self.bits)
         back = (found if self.side == "k" else found.mT).movedim(-1, -3)
         return torch.cat((saturated(back.flatten(-4, -3).flatten(-2), x.dtype), x[..., whole:, :]), -2)

@@ -42,7 +42,8 @@ class ShrunkResidual:
         whole = x.shape[-2] // self.block * self.block
         wide = x[..., :whole, :].to(torch.promote_types(x.dtype, torch.float32))
         # [..., blocks, tokens, heads, D] -> [..., blocks, heads, tokens, D]
-        blocks = wide.unflatten(-1, (-1, self.dim)).unflatten(-3, (-1, self.block)).transpose(-3, -2)
+        heads = torch.unflatten(wide, -1, (-1, self.dim))
+        blocks = torch.unflatten(heads, -3, (-1, self.block)).transpose(-3, -2)
         if blocks.numel():
             left, values, right = shrunk_factors(blocks.to(torch.float64), self.rank)
             residual = blocks - ((left * values) @ right.mT).to(blocks.dtype)
@@ -113,7 +114,7 @@ def coded_factors(left: Tensor, values: Tensor, right: Tensor) -> Tensor:
     points = fitted_levels(flat, mass)
     middle = (points[..., 1:] + points[..., :-1]) / 2
     index = torch.searchsorted(middle, flat)
-    coded = points.gather(-1, index).unflatten(-1, entries.shape[-2:])
+    coded = torch.unflatten(points.gather(-1, index), -1, entries.shape[-2:])
     first, second = coded[..., : left.shape[-2], :], coded[..., left.shape[-2] :, :]
     held = saturated(values, torch.float16).to(values.dtype)
     return (first * held) @ second.mT

@@ -40,7 +40,7 @@ class SharedBasis:
             span = slice(group.start, group.stop)
             rows = x[span].to(torch.promote_types(x.dtype, basis.dtype)).permute(1, 2, 0, 3)
             latents = inner.reconstruct(rows.flatten(2) @ basis.to(rows.dtype))
-            back = (latents @ basis.to(rows.dtype).T).unflatten(2, rows.shape[2:])
+            back = torch.unflatten(latents @ basis.to(rows.dtype).T, 2, rows.shape[2:])
             found[span] = saturated(back.permute(2, 0, 1, 3), x.dtype)
         return found
 
@@ -79,12 +79,12 @@ class MergedPairs:
     def _pair(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [B, T, C] of two layers as the cache returns them."""
         wide = torch.promote_types(lower.dtype, torch.float32)
-        heads = [part.to(wide).unflatten(-1, (-1, self.dim)) for part in (lower, upper)]
+        heads = [torch.unflatten(part.to(wide), -1, (-1, self.dim)) for part in (lower, upper)]
         norms = [part.norm(dim=-1, keepdim=True) for part in heads]
         units = [part / torch.where(n > 0, n, torch.ones_like(n)) for part, n in zip(heads, norms, strict=True)]
         direction, angle = between(units[0], units[1])
-        shared = self.alone.reconstruct(direction.flatten(-2)).unflatten(-1, (-1, self.dim))
-        apart = angle.mean((-2, -1)).unflatten(-1, (-1, self.block))
+        shared = torch.unflatten(self.alone.reconstruct(direction.flatten(-2)), -1, (-1, self.dim))
+        apart = torch.unflatten(angle.mean((-2, -1)), -1, (-1, self.block))
         places = apart.topk(self.kept, -1).indices
         alone = torch.zeros_like(apart, dtype=torch.bool).scatter_(-1, places, True).flatten(-2)[..., None]
         rows = []

@@ -40,9 +40,10 @@ def channel_salience(rows: Tensor, queries: Tensor, group: int, bits: int) -> Te
     ``group`` rows over 2^bits - 1.
     """
     whole = max(rows.shape[0] // group, 1) * group
-    parts = rows.to(torch.float64)[:whole].unflatten(0, (-1, min(group, rows.shape[0])))
+    parts = torch.unflatten(rows.to(torch.float64)[:whole], 0, (-1, min(group, rows.shape[0])))
     step = (parts.amax(1) - parts.amin(1)).mean(0) / (2**bits - 1)
-    return queries.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().flatten() * step
+    size: Tensor = queries.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().flatten()
+    return size * step
 
 
 def tiers(salience: Floats, budget: int, widths: tuple[int, ...], ratio: float) -> NDArray[np.int64]:

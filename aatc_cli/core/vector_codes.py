@@ -32,9 +32,9 @@ class ProductCodec:
     def reconstruct(self, x: Tensor) -> Tensor:
         """The vectors [..., C] as the cache returns them, in the dtype of ``x``."""
         heads, parts, _, size = self.points.shape
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (heads, -1))
+        wide = torch.unflatten(x.to(torch.promote_types(x.dtype, torch.float32)), -1, (heads, -1))
         turned = wide if self.root is None else torch.einsum("...hd,hde->...he", wide, self.root.to(wide.dtype))
-        rows = turned.unflatten(-1, (parts, size)).flatten(0, -4)
+        rows = torch.unflatten(turned, -1, (parts, size)).flatten(0, -4)
         coded = nearest_points(rows.flatten(1, 2).transpose(0, 1), self.points.to(wide.dtype).flatten(0, 1))
         found = coded.transpose(0, 1).reshape(turned.shape)
         if self.root is not None:

@@ -13,5 +13,8 @@ MOST = 2048
 
 def head_rows(rows: Tensor, heads: int) -> Tensor:
     """Evenly spaced ones of rows [R, C], by head: [H, R', D]."""
+    import torch
+
     step = max(-(-rows.shape[0] // MOST), 1)
-    return rows[::step].unflatten(1, (heads, -1)).transpose(0, 1).contiguous()
+    found: Tensor = torch.unflatten(rows[::step], 1, (heads, -1)).transpose(0, 1).contiguous()
+    return found

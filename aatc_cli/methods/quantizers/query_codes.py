@@ -53,7 +53,7 @@ class QueryCodes(Quantizer):
             size = CODE_BITS // bits
             if rows.shape[-1] % size == 0:
                 # one head at a time: distances of all parts to all points are in memory together
-                parts = [place_points(head.unflatten(-1, (-1, size)).transpose(0, 1)) for head in rows]
+                parts = [place_points(torch.unflatten(head, -1, (-1, size)).transpose(0, 1)) for head in rows]
                 found[f"points_{bits}"] = torch.stack(parts)
         return found
 

@@ -30,11 +30,13 @@ class RateGrouped(Quantizer):
 
     def tables(self, side: Side, stats: LayerStats, latents: Callable[[], Tensor], groups: int) -> dict[str, Tensor]:
         """For keys ``pair_queries`` and ``pair_keys`` [H, D / 2]: energy in a pair, of all query heads and of keys."""
+        import torch
+
         if side == "v":
             return {}
         heads, dim = stats.q_outer.shape[:2]
         queries = stats.q_outer.diagonal(dim1=-2, dim2=-1) / stats.count
-        keys = stats.k_outer.diagonal().unflatten(0, (heads, dim)) / stats.count
+        keys = torch.unflatten(stats.k_outer.diagonal(), 0, (heads, dim)) / stats.count
         half = dim // 2
         return {
             name: (energy[:, :half] + energy[:, half : 2 * half]).contiguous()

@@ -29,7 +29,8 @@ class HeadEigen(Transform):
         if side == "v":
             return moment
         heads = int(stats.q_outer.shape[0])
-        blocks = moment.unflatten(0, (heads, -1)).unflatten(2, (heads, -1)).diagonal(dim1=0, dim2=2)
+        rows = torch.unflatten(moment, 0, (heads, -1))
+        blocks = torch.unflatten(rows, 2, (heads, -1)).diagonal(dim1=0, dim2=2)
         return torch.block_diag(*[blocks.mean(-1)] * heads)  # type: ignore[no-untyped-call,no-any-return]
 
     def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
