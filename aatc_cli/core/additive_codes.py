@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.casting import saturated
-from aatc_cli.core.vector_codes import nearest_points, place_points
+from aatc_cli.core.vector_codes import nearest, nearest_points, place_points
 
 STAGE_BITS = 6
 ENTRIES = 2**STAGE_BITS
@@ -93,7 +93,7 @@ def _means(rows: Tensor, base: Tensor) -> Tensor:
     """One round: vectors [H, m, D] as means of the rows [H, N, D] that are nearest to one of their turns."""
     count = base.shape[1]
     entries = turned(base)
-    index = torch.baddbmm(entries.square().sum(-1)[:, None, :], rows, entries.mT, alpha=-2).argmin(-1)
+    index = nearest(rows, entries)
     member, turn = index % count, index // count
     # turned back by as many quarters: forward by the rest of four
     ways = turned(rows[..., None, :])

@@ -20,6 +20,8 @@ CODE_BITS = 8
 POINTS = 2**CODE_BITS
 _ROUNDS = 8
 _SEED = 0
+# distances in memory together
+_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def nearest_points(rows: Tensor, points: Tensor) -> Tensor:
 def nearest(rows: Tensor, points: Tensor) -> Tensor:
     """Indices [S, N] of the points [S, P, n] nearest to rows [S, N, n]; the first of equals."""
     squares = points.square().sum(-1)[:, None, :]
-    return torch.baddbmm(squares, rows, points.mT, alpha=-2).argmin(-1)
+    step = max(_AT_ONCE // (points.shape[0] * points.shape[1]), 1)
+    parts = [torch.baddbmm(squares, part, points.mT, alpha=-2).argmin(-1) for part in rows.split(step, 1)]
+    return torch.cat(parts, 1)
 
 
 def place_points(rows: Tensor, count: int = POINTS, rounds: int = _ROUNDS) -> Tensor:
