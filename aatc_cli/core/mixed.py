@@ -43,7 +43,8 @@ def channel_salience(rows: Tensor, queries: Tensor, group: int, bits: int) -> Te
     parts = torch.unflatten(rows.to(torch.float64)[:whole], 0, (-1, min(group, rows.shape[0])))
     step = (parts.amax(1) - parts.amin(1)).mean(0) / (2**bits - 1)
     size: Tensor = queries.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().flatten()
-    return size * step
+    found: Tensor = size * step
+    return found
 
 
 def tiers(salience: Floats, budget: int, widths: tuple[int, ...], ratio: float) -> NDArray[np.int64]:

@@ -60,7 +60,7 @@ def nearest(rows: Tensor, points: Tensor) -> Tensor:
     """Indices [S, N] of the points [S, P, n] nearest to rows [S, N, n]; the first of equals."""
     squares = points.square().sum(-1)[:, None, :]
     step = max(_AT_ONCE // (points.shape[0] * points.shape[1]), 1)
-    parts = [torch.baddbmm(squares, part, points.mT, alpha=-2).argmin(-1) for part in rows.split(step, 1)]
+    parts = [torch.baddbmm(squares, part, points.mT, alpha=-2).argmin(-1) for part in torch.split(rows, step, 1)]
     return torch.cat(parts, 1)
 
 

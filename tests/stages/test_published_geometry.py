@@ -51,6 +51,10 @@ def made(request, new_model, with_gradients, tmp_path_factory):
 @pytest.mark.parametrize("name", RECIPES)
 def test_from_plan_to_export(measured, made, name, corpus, tmp_path):
     kind, model, run = made
+    if kind == "sliding" and load_recipe(name).coding.group == 32:
+        with pytest.raises(AatcError, match="32 channels of a token at a time, which do not divide the 16 of a site"):
+            planned(run, name)
+        return
     plan = planned(run, name)
     assert check(plan) == []
     layout = plan.layout
@@ -79,7 +83,9 @@ def planned(run: Run, name: str) -> Plan:
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - OVER_LAYERS))
 def test_batches_are_coded_row_by_row(made, name):
     """What a cache of several sequences gives back is what those of one each would."""
-    _, _, run = made
+    kind, _, run = made
+    if kind == "sliding" and load_recipe(name).coding.group == 32:
+        pytest.skip("groups of 32 do not fit")
     plan = planned(run, name)
     channels = plan.geometry.channels
     x = torch.randn(3, 128, channels, generator=torch.Generator().manual_seed(0))
