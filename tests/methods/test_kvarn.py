@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from aatc_cli.config import Geometry, HeadGroups
+from aatc_cli.core.allocate import SiteEnergy
 from aatc_cli.core.balanced import BalancedMinMax
 from aatc_cli.core.grouped import GroupedMinMax
+from aatc_cli.errors import AatcError
 from aatc_cli.profiles import load_recipe
 
 TILE, DIM, HEADS = 64, 16, 2
@@ -100,6 +102,18 @@ def test_bytes_by_hand() -> None:
 
 def test_the_released_widths() -> None:
     recipe = load_recipe("kvarn-k4v2")
-    assert recipe.allowed_widths == (2, 3, 4, 5, 6, 7)
-    with pytest.raises(ValueError, match="two bits and more"):
-        type(recipe).model_validate(recipe.model_dump() | {"min_bits": 1})
+    flat = SiteEnergy(np.ones(32), np.ones(32))
+
+    def widths(budget: float) -> dict[str, set[int]]:
+        found = recipe.choices.allocator.allocate(
+            recipe.choices, [{"k": flat, "v": flat}], budget, HeadGroups.both(HEADS), None
+        )
+        return {side: set(found.bits[0][side].tolist()) for side in ("k", "v")}
+
+    assert widths(3) == {"k": {4}, "v": {2}}
+    assert widths(2) == {"k": {3}, "v": {1}}
+    for budget in (1, 8):
+        with pytest.raises(AatcError, match=f"at a budget of {budget}"):
+            widths(budget)
+    with pytest.raises(ValueError, match="three widths in a row"):
+        type(recipe).model_validate(recipe.model_dump() | {"min_bits": 0})

@@ -26,18 +26,25 @@ class KeysWider(Allocator):
 
     def check(self, recipe: RecipeFields) -> None:
         """Values keep a bit."""
-        if recipe.min_bits < 2 or recipe.widths is not None:
-            raise ValueError('allocator "keys-wider" takes budgets of two bits and more, so min_bits is 2 at least')
+        if recipe.min_bits < 1 or recipe.max_bits < recipe.min_bits + 2 or recipe.widths is not None:
+            raise ValueError('allocator "keys-wider" needs three widths in a row, the least of one bit')
 
     def allocate(
         self, choices: Choices, energies: Energies, average: float, groups: HeadGroups, tables: Any
     ) -> Allocation:
-        """The widest budget within ``average``; raises `AatcError` where there is none."""
+        """The widest budget within ``average``; raises `AatcError` where a side has no such width."""
         import numpy as np
 
         from aatc_cli.core.allocate import Allocation
+        from aatc_cli.errors import AatcError
 
-        width = width_of(choices.recipe, average)
+        recipe = choices.recipe
+        width, least, most = width_of(recipe, average), recipe.min_bits + 1, recipe.max_bits - 1
+        if not least <= width <= most:
+            raise AatcError(
+                f"recipe {recipe.name} has keys at {width + 1} bits and values at {width - 1} at a budget of {width}",
+                f"use --budget with one of {', '.join(map(str, range(least, most + 1)))}",
+            )
         widths: dict[Side, int] = {"k": width + 1, "v": width - 1}
         bits: list[dict[Side, Ints]] = [
             {side: np.full(layer[side].variance.size, each, dtype=np.int64) for side, each in widths.items()}

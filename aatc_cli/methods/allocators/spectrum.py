@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.allocators.left import exponential_left
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.allocate import Allocation, Energies, Floats, Ints
     from aatc_cli.core.layout import Widths
     from aatc_cli.methods.choices import Choices
+    from aatc_cli.methods.sites import Site
 
 
 class Spectrum(Rank):
@@ -59,6 +61,20 @@ class Spectrum(Rank):
         size = channels // groups
         kept = min(round(bits / choices.recipe.max_bits * size), size)
         return ([choices.recipe.max_bits] * kept + [0] * (size - kept)) * groups
+
+    def codec(self, choices: Choices, site: Site) -> Any:
+        """Matrices cut down to the kept latents, rotated where these share a range."""
+        from aatc_cli.core.linear import LinearCodec, truncated
+        from aatc_cli.methods.quantizers.latent import mixing
+
+        bits = choices.recipe.max_bits
+        kept = sum(width > 0 for width in site.widths) // site.groups
+        encode, decode = truncated(*site.matrices(), kept)
+        turn = mixing(bits, kept)
+        if turn is not None:
+            encode, decode = encode @ turn.to(encode.dtype), turn.mT.to(decode.dtype) @ decode
+        inner = replace(site, widths=[bits] * (site.groups * kept), group=kept)
+        return LinearCodec(encode, decode, choices.quantizer.codec(choices, inner))
 
     def rows(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths) -> tuple[int, int]:
         """Rows of latents of a token over all sites, and numbers of all decode matrices."""

@@ -8,6 +8,8 @@ from aatc_cli.methods.axes import together
 from aatc_cli.methods.choices import Quantizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from aatc_cli.config import Geometry, HeadGroups
     from aatc_cli.core.layout import Widths
     from aatc_cli.core.overheads import Overheads
@@ -19,7 +21,7 @@ WHOLE = 16
 
 
 class Latents(Quantizer):
-    """Sources: Eigen Attention (2408.05646), xKV (2503.18893): 16 bits; at fewer a row's own range, as Palu has it."""
+    """Sources: Eigen Attention (2408.05646), xKV (2503.18893), both 16 bits; fewer as Palu (2407.21118) has them."""
 
     name = "latents"
     meaning = "kept latents as float16 numbers, or between minimum and maximum of a row"
@@ -43,6 +45,13 @@ class Latents(Quantizer):
     def codec(self, choices: Choices, site: Site) -> Any:
         """Of the latents of a site; ``site.group`` of them are a row."""
         return row_codec(choices.recipe.max_bits, site.group or 1, len(site.widths))
+
+
+def mixing(bits: int, count: int) -> Tensor | None:
+    """A rotation [count, count] of latents that share a range, which it makes alike; None where each is a float16."""
+    from aatc_cli.core.rate_groups import rotation_of
+
+    return None if bits == WHOLE or not count else rotation_of(count)
 
 
 def row_codec(bits: int, row: int, count: int) -> Any:

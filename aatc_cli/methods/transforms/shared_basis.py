@@ -58,7 +58,7 @@ class SharedLayers(Transform):
         import torch
 
         from aatc_cli.core.layer_groups import SharedBasis, layer_groups
-        from aatc_cli.methods.quantizers.latent import row_codec
+        from aatc_cli.methods.quantizers.latent import mixing, row_codec
 
         groups = layer_groups(sites.geometry.layers, LAYERS)
         bases, inner = [], []
@@ -68,6 +68,8 @@ class SharedLayers(Transform):
             basis = torch.from_numpy(sites.tensors.floats(f"joint.{side}.basis_{place}", (whole, -1)))
             if basis.shape[1] < kept:
                 raise sites.tensors.damaged(f"its basis {place} of {side} has fewer latents than the plan keeps")
-            bases.append(basis[:, :kept].contiguous())
+            turn = mixing(recipe.max_bits, kept)
+            leading = basis[:, :kept]
+            bases.append(leading.contiguous() if turn is None else leading @ turn.to(leading.dtype))
             inner.append(row_codec(recipe.max_bits, max(kept, 1), kept))
         return SharedBasis(tuple(groups), tuple(bases), tuple(inner))
