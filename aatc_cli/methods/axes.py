@@ -64,9 +64,11 @@ class Transform(Choice):
     """What turns a cached vector into latents and back.
 
     stored: whether its matrices are numbers that a cache must keep. over_layers: it takes all layers of a token as one.
+    mixes: a latent holds something of several channels.
     """
 
     stored: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     over_layers: ClassVar[bool] = False
 
     def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
