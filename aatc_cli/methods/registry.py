@@ -24,7 +24,6 @@ from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.tiles import Tiles
-from aatc_cli.methods.quantizers.balanced import Balanced
 from aatc_cli.methods.press import NoPress, Press
 from aatc_cli.methods.presses.caote import Caote
 from aatc_cli.methods.presses.critical_kv import CriticalKv
@@ -34,6 +33,7 @@ from aatc_cli.methods.presses.kvzip import KvZip
 from aatc_cli.methods.presses.snapkv import SnapKv
 from aatc_cli.methods.presses.streaming_llm import StreamingLlm
 from aatc_cli.methods.presses.vatp import Vatp
+from aatc_cli.methods.quantizers.balanced import Balanced
 from aatc_cli.methods.quantizers.block_max import BlockMax
 from aatc_cli.methods.quantizers.commuting import Commuting
 from aatc_cli.methods.quantizers.float8 import Float8
