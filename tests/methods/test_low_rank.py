@@ -91,6 +91,17 @@ def test_ranks_are_those_of_the_highest_share_that_is_paid() -> None:
     assert np.isinf(shares_before(np.array([1.0, 0.0]), 1)[1])
 
 
+def test_aqua_kv_reads_the_layer_below_and_its_own_keys() -> None:
+    """Its form, and its maps by hand: 2C of the layer below to 2C, C keys to C values, in float16."""
+    recipe = load_recipe("aqua-kv")
+    form = recipe.prediction
+    assert (form.layers, form.within, form.rank, form.alone) == (1, "values", 0, False)
+    found = recipe.choices.prediction.map_bytes(recipe, GEOMETRY, HeadGroups.both(2))
+    assert found == 2 * (5 * 32 * 32 + 6 * 16 * 16)
+    with pytest.raises(ValueError, match="tokens in tiles"):
+        type(recipe).model_validate(recipe.model_dump() | {"tokens": None})
+
+
 def test_eigen_bytes_by_hand() -> None:
     bits = [{side: ([16] * 3 + [0] * 5) * 2 for side in ("k", "v")}] * 6
     whole = load_recipe("eigen-attention").choices.layout(GEOMETRY, HeadGroups.both(2), [bits])
