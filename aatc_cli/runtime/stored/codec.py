@@ -35,6 +35,7 @@ from aatc_cli.runtime.stored.header import (
 )
 from aatc_cli.runtime.stored.order import STAND_INS, StandIn
 from aatc_cli.runtime.stored.pages import CODES, TYPES, Pages, Scales
+from aatc_cli.runtime.stored.predicted import PredictedCode
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation, keys_off
 
 CHUNK = 256
@@ -78,7 +79,7 @@ class StoredCodec:
         moved = [{side: None if bias is None else bias.to(device) for side, bias in one.items()} for one in held]
         return cls(
             geometry,
-            TileCode.of(plan.codecs(device), moved, geometry.kv_heads),
+            _code(plan, moved, device),
             rotation if before else UNTURNED,
             bytes.fromhex(plan.digest),
             bytes.fromhex(digest_of([plan.model.config_hash, plan.model.weights_fingerprint])),
@@ -234,11 +235,8 @@ class StoredCodec:
         if not orders:
             return torch.zeros(layers, 1, tokens, device=self.device)
         if received is None:
-            assert isinstance(self.code, TileCode)
-            found = [
-                STAND_INS[self.stand_in](layer, {side: rows[side][layer.layer] for side in SIDES})
-                for layer in self.code.layers
-            ]
+            rank = STAND_INS[self.stand_in]
+            found = [rank(self.code, place, {side: rows[side][place] for side in SIDES}) for place in range(layers)]
             return torch.stack(found).clone()
         if tuple(received.shape) != (layers, orders, tokens):
             raise AatcError(
@@ -249,6 +247,15 @@ class StoredCodec:
 
     def _sinks(self, first: int) -> int:
         return min(max(self.sinks - first, 0), self.tokens)
+
+
+def _code(plan: Plan, biases: Biases, device: str) -> ChunkCode:
+    """The code of a plan: the storage code where layers are predicted, else tiles."""
+    if plan.recipe.pressed:
+        raise AatcError(f"{plan.name} drops tokens, and a chunk holds all of its own", "use the code without its press")
+    heads = plan.geometry.kv_heads
+    codecs = plan.codecs(device) if plan.recipe.packed else plan.simulated_codecs(device)
+    return PredictedCode.of(codecs, biases, heads) or TileCode.of(codecs, biases, heads)
 
 
 def first_position(positions: Tensor | int, tokens: int) -> int:
