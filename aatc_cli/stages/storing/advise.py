@@ -12,7 +12,7 @@ import torch
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
-from aatc_cli.errors import UsageError
+from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.loading import ModelSource, load_same
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
 from aatc_cli.runtime.stored.opening import fastest
@@ -73,8 +73,10 @@ def advise(plan: Plan, question: Question) -> Answer:
     codec = _codec(plan, "cpu")
     chunks = -(-question.context // codec.tokens)
     first, other = codec.nbytes(0), codec.nbytes()
-    assert first is not None
-    assert other is not None
+    if first is None or other is None:
+        raise AatcError(
+            f"chunks of {plan.name} have no size before there are tokens", "measure its ratio by aatc eval stored"
+        )
     coded, raw = first + (chunks - 1) * other, chunks * codec.raw_bytes
     decode = raw / question.decode
     links = tuple(_advice(name, raw, coded, decode, chunks, question.recompute) for name in question.links)
