@@ -251,11 +251,12 @@ class StoredCodec:
 
 def _code(plan: Plan, biases: Biases, device: str) -> ChunkCode:
     """The code of a plan: the storage code where layers are predicted, else tiles."""
-    if plan.recipe.pressed:
-        raise AatcError(f"{plan.name} drops tokens, and a chunk holds all of its own", "use the code without its press")
     heads = plan.geometry.kv_heads
-    codecs = plan.codecs(device) if plan.recipe.packed else plan.simulated_codecs(device)
-    return PredictedCode.of(codecs, biases, heads) or TileCode.of(codecs, biases, heads)
+    if not plan.recipe.choices.prediction.predicts:
+        return TileCode.of(plan.codecs(device), biases, heads)
+    found = PredictedCode.of(plan.simulated_codecs(device), biases, heads)
+    assert found is not None
+    return found
 
 
 def first_position(positions: Tensor | int, tokens: int) -> int:
