@@ -165,28 +165,3 @@ def test_maps_of_another_form_are_another_transform(run: Run) -> None:
 def test_recipes_that_cannot_be(changes: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         changed(**changes)
-
-
-@pytest.mark.parametrize("recipe", ["stored-fixed", "stored"])
-def test_chunks_of_the_storage_code_come_back(run: Run, tiny_llama: Path, recipe: str) -> None:
-    """Written and read by the codec of stored caches: what the code itself decodes, under the model's own rotation."""
-    from aatc_cli.models.loading import load_model
-    from aatc_cli.runtime.stored.header import ChunkError
-    from aatc_cli.runtime.stored.opening import codec_for
-    from aatc_cli.runtime.stored.pages import Pages
-
-    named = load_recipe(recipe)
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(named))
-    [found] = allocate(run, named, [make_budget(bits=6.0)])
-    codec = codec_for(found, load_model(find_model(str(tiny_llama))), tokens=128)
-    generator = torch.Generator().manual_seed(0)
-    pages = Pages(*torch.randn(2, 4, 128, 2, 16, generator=generator))
-    assert codec.nbytes() is None
-    data = codec.encode(pages, 128)
-    got = codec.decode(data, 128, torch.float32)
-    assert float((got.values - pages.values).norm() / pages.values.norm()) < 0.5
-    assert torch.equal(codec.decode(codec.encode(pages, 128), 128, torch.float32).keys, got.keys)
-    two = Pages(*(torch.cat((part, part), 1) for part in (pages.keys, pages.values)))
-    assert codec.encode_run(two, 128)[0] == data
-    with pytest.raises(ChunkError):
-        codec.decode(data[:-64] + bytes(64), 128)

@@ -14,48 +14,41 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import debias
-from aatc_cli.runtime.stored.code import ChunkCode, TileCode
+from aatc_cli.runtime.tiles.layer import TileLayer
 
 StandIn = Literal["energy", "key-norm", "value-norm", "place"]
 Rows = Mapping[Side, Tensor]
 
 
-def energy(code: ChunkCode, layer: int, rows: Rows) -> Tensor:
-    """What a token holds by the plan's transform: latents squared and weighted, keys and values. -> [orders, n].
-
-    Raises `AatcError` for a code that predicts layers, whose latents are of what is left.
-    """
-    if not isinstance(code, TileCode):
-        raise AatcError("the latents of this plan are of what prediction leaves", "rank tokens by another stand-in")
-    mine = code.layers[layer]
-    total = torch.zeros((), device=mine.device)
+def energy(layer: TileLayer, rows: Rows) -> Tensor:
+    """What a token holds by the plan's transform: latents squared and weighted, keys and values. -> [orders, n]."""
+    total = torch.zeros((), device=layer.device)
     for side in SIDES:
-        codec = mine.codecs[side].codec
-        latents = codec.latents(debias(rows[side], mine.biases[side])).square()
+        codec = layer.codecs[side].codec
+        latents = codec.latents(debias(rows[side], layer.biases[side])).square()
         weight = codec.weight if codec.weight is not None else torch.ones_like(codec.variance)
-        total = total + _by_order(latents * weight, code)
+        total = total + _by_order(latents * weight, layer)
     return total
 
 
-def key_norm(code: ChunkCode, layer: int, rows: Rows) -> Tensor:
+def key_norm(layer: TileLayer, rows: Rows) -> Tensor:
     """Short keys first: in most heads tokens that receive attention have keys of small norm (2406.11430)."""
-    return -_by_order(rows["k"].square(), code)
+    return -_by_order(rows["k"].square(), layer)
 
 
-def value_norm(code: ChunkCode, layer: int, rows: Rows) -> Tensor:
+def value_norm(layer: TileLayer, rows: Rows) -> Tensor:
     """Long values first."""
-    return _by_order(rows["v"].square(), code)
+    return _by_order(rows["v"].square(), layer)
 
 
-def place(code: ChunkCode, layer: int, rows: Rows) -> Tensor:
+def place(layer: TileLayer, rows: Rows) -> Tensor:
     """Later tokens first: no more than their order, the control."""
-    count = torch.arange(rows["k"].shape[0], device=rows["k"].device)
-    return count.expand(code.orders, -1).to(torch.float32)
+    count = rows["k"].shape[0]
+    return torch.arange(count, device=layer.device).expand(layer.rule.orders(layer.heads), count).to(torch.float32)
 
 
-STAND_INS: dict[StandIn, Callable[[ChunkCode, int, Rows], Tensor]] = {
+STAND_INS: dict[StandIn, Callable[[TileLayer, Rows], Tensor]] = {
     "energy": energy,
     "key-norm": key_norm,
     "value-norm": value_norm,
@@ -63,6 +56,6 @@ STAND_INS: dict[StandIn, Callable[[ChunkCode, int, Rows], Tensor]] = {
 }
 
 
-def _by_order(x: Tensor, code: ChunkCode) -> Tensor:
+def _by_order(x: Tensor, layer: TileLayer) -> Tensor:
     """Sums [orders, n] of numbers [n, C] over the channels of every order."""
-    return torch.unflatten(x, -1, (code.orders, -1)).sum(-1).T
+    return torch.unflatten(x, -1, (layer.rule.orders(layer.heads), -1)).sum(-1).T

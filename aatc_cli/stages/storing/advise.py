@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
-from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.errors import UsageError
 from aatc_cli.models.loading import ModelSource, load_same
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
 from aatc_cli.runtime.stored.opening import fastest
@@ -69,14 +70,11 @@ class Answer:
 
 
 def advise(plan: Plan, question: Question) -> Answer:
-    """The answer for a plan; raises `AatcError` for one without chunks of fixed size, `UsageError` for a link."""
+    """The answer for a plan, of chunks without a fixed size at the bits it expects; raises `UsageError` for a link."""
     codec = _codec(plan, "cpu")
     chunks = -(-question.context // codec.tokens)
-    first, other = codec.nbytes(0), codec.nbytes()
-    if first is None or other is None:
-        raise AatcError(
-            f"chunks of {plan.name} have no size before there are tokens", "measure its ratio by aatc eval stored"
-        )
+    expected = math.ceil(codec.raw_bytes * plan.layout.bits_packed / 16)
+    first, other = (codec.nbytes(place) or expected for place in (0, codec.tokens))
     coded, raw = first + (chunks - 1) * other, chunks * codec.raw_bytes
     decode = raw / question.decode
     links = tuple(_advice(name, raw, coded, decode, chunks, question.recompute) for name in question.links)
