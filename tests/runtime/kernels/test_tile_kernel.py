@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
@@ -140,6 +141,11 @@ def test_records_hold_what_packed_tiles_hold(rule: TileRule, heads: int, dim: in
     assert all(torch.equal(found[side], expected[side]) for side in SIDES)
     # what records add to codes: places and empty slots
     assert records.nbytes < 1.05 * packed.nbytes + 64 * heads * rule.classes
+    widths = {side: codecs[side].bits.view(rule.classes, heads, dim).numpy() for side in SIDES}
+    law = TileBytes.of(widths, rule, heads, 8)
+    ours_by_cause = records.bytes_by_cause(law)
+    assert (law.total, ours_by_cause.total) == (packed.nbytes, records.nbytes)
+    assert ours_by_cause.padding >= 0
 
 
 @pytest.mark.parametrize(
