@@ -89,8 +89,7 @@ class Transform(Choice):
 
         return encoded(self.rows(side, stats).to(torch.float64), encode)
 
-    @staticmethod
-    def rows(side: Side, stats: LayerStats) -> Tensor:
+    def rows(self, side: Side, stats: LayerStats) -> Tensor:
         """The sampled rows of a site, [R, C]."""
         return (stats.k_rows if side == "k" else stats.v_rows)[: stats.filled]
 
@@ -101,6 +100,10 @@ class Transform(Choice):
     def joint(self, layers: Sequence[LayerStats], side: Side) -> tuple[dict[str, Tensor], Tensor]:
         """Tensors of one side over all layers by name, and latents [R, q] that tables are made of."""
         raise NotImplementedError
+
+    def mean(self, site: Site) -> Tensor | None:
+        """What is taken off vectors before they are transformed, [C], where a packed quantizer is told of it."""
+        return None
 
     def around(self, site: Site, inner: Any) -> Any:
         """The codec of a site that codes its latents by ``inner``."""

@@ -31,6 +31,7 @@ from aatc_cli.methods.quantizers.signposts import Signposts
 from aatc_cli.methods.quantizers.squat import Squat
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
+from aatc_cli.methods.transforms.centred import CentredMetric
 from aatc_cli.methods.transforms.hadamard import Hadamard
 from aatc_cli.methods.transforms.identity import Identity
 from aatc_cli.methods.transforms.metric import Metric
@@ -49,7 +50,16 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Choice)
 Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve"]
 
-TRANSFORMS: Sequence[Transform] = (Whiten(), Metric(), Identity(), Hadamard(), Query(), Pca(), Global())
+TRANSFORMS: Sequence[Transform] = (
+    Whiten(),
+    Metric(),
+    CentredMetric(),
+    Identity(),
+    Hadamard(),
+    Query(),
+    Pca(),
+    Global(),
+)
 WEIGHTS: Sequence[Weight] = (NoWeight(), QueryEnergy(), OutputNorm(), Fisher())
 ALLOCATORS: Sequence[Allocator] = (
     Waterfill(),

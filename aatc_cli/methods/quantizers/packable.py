@@ -23,19 +23,21 @@ class Packable(Quantizer):
     restored: ClassVar[float] = 0.0
     packed = True
     kinds = ("packed",)
-    goes_with = together(transform=("linear",), allocator=("channels",))
+    goes_with = together(transform=("linear", "about a mean"), allocator=("channels",))
 
     def site_codec(self, choices: Choices, site: Site) -> TransformCodec:
         """Matrices and quantizer in one, in float32; raises `ArtifactError` on a scale that is not positive."""
         import torch
 
         from aatc_cli.core.codec import TransformCodec
+        from aatc_cli.core.transform import encode as transformed
 
         encode, decode = site.matrices()
         parts = {name: site.read(name, (site.geometry.channels,)) for name in ("scale", "variance", "weight", "fisher")}
         if bool((parts["scale"] <= 0).any()):
             raise site.tensors.damaged(f"layer {site.layer} {site.side} has a scale that is not positive")
         chosen = choices.weight(site.side).tensor
+        mean = choices.transform.mean(site)
         return TransformCodec(
             encode,
             decode,
@@ -46,6 +48,7 @@ class Packable(Quantizer):
             weight=parts[chosen] if chosen is not None else None,
             scale_bits=choices.recipe.scale_bits,
             restored=self.restored,
+            centre=None if mean is None else transformed(mean, encode),
         )
 
     def codec(self, choices: Choices, site: Site) -> Any:
