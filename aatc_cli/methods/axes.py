@@ -64,10 +64,12 @@ class Transform(Choice):
     """What turns a cached vector into latents and back.
 
     stored: whether its matrices are numbers that a cache must keep. over_layers: it takes all layers of a token as one.
+    centred: packed quantizers code about a mean, which is kept with the matrices.
     """
 
     stored: ClassVar[bool] = True
     over_layers: ClassVar[bool] = False
+    centred: ClassVar[bool] = False
 
     def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
         """Matrices of all head groups of a site, from second moments and loss metrics [G, E, E]."""

@@ -11,7 +11,7 @@ import pytest
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
-from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
@@ -56,6 +56,18 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def plan(run: Run) -> Plan:
     return allocate(run, RECIPE, [make_budget(bits=4.0)])[0]
+
+
+def test_tiles_are_coded_about_the_mean(run: Run, plan: Plan) -> None:
+    """The mean of the Stats, in latents, is what a channel without bits is read as; it is counted once."""
+    stats, codecs = Stats.open(run.stats()).layer(1), plan.simulated_codecs("cpu")
+    for side in SIDES:
+        codec = codecs[1][side].codec
+        expected = codec.latents(stats.mean(side).float())
+        np.testing.assert_allclose(codec.centre, expected, rtol=1e-4, atol=1e-5)
+    assert plan.layout.static_breakdown()["means"] == 2 * 4 * 32 * 2
+    with pytest.raises(ValueError, match="goes with tiles"):
+        changed(tokens=None)
 
 
 def test_the_transform_says_what_ranks_cost(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.axes import together
@@ -117,7 +118,8 @@ class Tiles(Classes):
         from aatc_cli.core.tile_layout import TileLayout
 
         recipe = choices.recipe
-        return TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), recipe.scale_bits)
+        law = TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), recipe.scale_bits)
+        return replace(law, centred=choices.transform.centred)
 
     def nominal(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """Tiles of so many bits a number."""
@@ -126,7 +128,7 @@ class Tiles(Classes):
 
         recipe = choices.recipe
         base = CacheLayout.nominal(geometry, recipe.window, groups, bits, recipe.scale_bits)
-        return TileLayout.nominal_of(base, rule_of(recipe), bits)
+        return replace(TileLayout.nominal_of(base, rule_of(recipe), bits), centred=choices.transform.centred)
 
 
 def rule_of(recipe: RecipeFields) -> TileRule:

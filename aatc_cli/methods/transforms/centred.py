@@ -25,6 +25,7 @@ class CentredMetric(Metric):
     name = "metric-centred"
     meaning = "as metric, of what is left when the mean is taken off"
     kinds = ("about a mean",)
+    centred = True
 
     def check(self, recipe: RecipeFields) -> None:
         """Means are added again where tiles are read."""
