@@ -135,9 +135,31 @@ def exact_attention(
     return masked_attention(query, key, value, mask, scaling, sinks=layer.sinks, softcap=layer.softcap)
 
 
+def behind_prompt(prompt: int, function: AttentionFunction) -> AttentionFunction:
+    """Attention whose first ``prompt`` queries see one another exactly, as in a prefill; ``function`` gives the rest.
+
+    What it gives is of the queries from ``prompt`` on alone: [B, Hq, T - prompt, D]. Without a prompt, itself.
+    """
+    if not prompt:
+        return function
+
+    def whole(inputs: LayerInputs) -> Tensor:
+        first = (part[:, :, :prompt] for part in (inputs.query, inputs.key, inputs.value))
+        return torch.cat((exact_attention(inputs.site, *first, inputs.scaling), function(inputs)), 2)
+
+    return whole
+
+
 @torch.no_grad()
 def scored_logits(model: Any, tokens: Tensor, first: int) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of one window [1, T], those with a next token. -> [T - 1 - first, V]."""
     keep = tokens.shape[1] - first
     logits: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=keep).logits
     return logits[0, :-1]
+
+
+@torch.no_grad()
+def logits_at(model: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Logits of ``positions`` [n] of windows [B, T], no others computed. -> [B, n, V]."""
+    logits: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=positions).logits
+    return logits

@@ -15,6 +15,7 @@ from aatc_cli.core.precision_blocks import Block
 from aatc_cli.core.signposts import SignpostCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.chunked import chunked_logits
+from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.attention import scored_logits
@@ -98,6 +99,23 @@ def test_token_by_token_is_the_one_pass_evaluator(model, make, coordinates):
     plain = scored_logits(model, tokens, 0)
     assert (expected - plain).abs().max() > 1e-2 * plain.abs().max()
     assert close(expected[: WINDOW.sinks + WINDOW.recent], plain[: WINDOW.sinks + WINDOW.recent])
+
+
+@pytest.mark.parametrize("prompt", [1, 20, 41, 60])
+@pytest.mark.parametrize(("make", "coordinates"), [*CASES, (over_layers, "pre-rope")])
+@torch.no_grad()
+def test_behind_a_prompt_it_is_the_evaluator(model, make, coordinates, prompt):
+    codecs, tokens = make(), tokens_of(LENGTH)
+    places = torch.arange(prompt - 1, LENGTH)
+    method = Method("t", codecs, WINDOW, coordinates)
+    expected = forced_logits(model, attention_sites(model), method, tokens, places, prompt)
+    with attach_codecs(model, codecs, WINDOW, "simulated", coordinates) as session:
+        cache = session.new_cache()
+        rows = [model(tokens[:, :prompt], use_cache=True, **{session.keyword: cache}).logits[:, -1]]
+        for place in range(prompt, LENGTH):
+            step = model(tokens[:, place : place + 1], use_cache=True, **{session.keyword: cache})
+            rows.append(step.logits[:, -1])
+    assert close(torch.stack(rows, 1), expected)
 
 
 def test_layers_together_token_by_token(model):

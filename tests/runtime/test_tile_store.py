@@ -14,6 +14,8 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.teacher_forced import Method
 from aatc_cli.evals.forced.tiles import tiled_logits
 from aatc_cli.models.adapter import attention_layers, attention_sites
 from aatc_cli.models.loading import find_model, load_model
@@ -98,6 +100,32 @@ def test_token_by_token_it_is_the_evaluator(model, bits, order, groups, kind, ce
         assert not rest
         held = store.layer.held.unpack(tiles)[1].transpose(1, 2).flatten(2)
         assert torch.equal(held, classes[layer])
+
+
+@pytest.fixture
+def in_float64():
+    """The cache sums what tokens receive in float32, the evaluator of this model in float64: near ties rank apart."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("prompt", [1, 34, 50, 66, 108])
+@pytest.mark.parametrize(("bits", "order", "groups"), CASES)
+@torch.no_grad()
+def test_behind_a_prompt_it_is_the_evaluator(model, bits, order, groups, prompt, in_float64):
+    """Two sequences in one prefill, then token by token: exact in the prompt, packed behind it."""
+    tokens, codecs = tokens_of(batch=2), codecs_of(bits, groups, TileRule((8, 4, 4), order))
+    method = Method("tiles", codecs, WINDOW, "pre-rope")
+    places = torch.arange(prompt - 1, LENGTH)
+    expected = forced_logits(model, attention_sites(model), method, tokens, places, prompt)
+    session = session_of(model, codecs)
+    with session.attached():
+        got = feed(session, session.new_cache(), tokens, [prompt] + [1] * (LENGTH - prompt))
+    assert (got[:, prompt - 1 :] - expected).abs().max() < 1e-9 * expected.abs().max()
+    # what stands behind changes nothing before, nor what else is asked for
+    fewer = forced_logits(model, attention_sites(model), method, tokens[:, : prompt + 1], places[:2], prompt)
+    torch.testing.assert_close(fewer, expected[:, :2])
 
 
 @torch.no_grad()

@@ -34,17 +34,18 @@ class Ledger:
     anew: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, opened: Opened, order: Sequence[str], **asked: Any) -> Ledger:
+    def open(cls, opened: Opened, order: Sequence[str], *, forced: bool = False, **asked: Any) -> Ledger:
         """Read what is there of the same plans and protocol; ``--force`` begins anew.
 
-        asked: all that the prompts of every subtask are made from. Raises `SettingsMismatchError` for results of other
+        forced: answers are appended and not generated, which is another benchmark, without a cache. asked: all that
+        the prompts of every subtask are made from. Raises `SettingsMismatchError` for results of other
         plans.
         """
-        results = {}
+        results, name = {}, f"{opened.task}-forced" if forced else opened.task
         for subject in opened.subjects:
-            kind = cache_kind(subject, opened.options)
+            kind = None if forced else cache_kind(subject, opened.options)
             draft = BenchmarkResult(
-                benchmark=opened.task,
+                benchmark=name,
                 seconds=0.0,
                 cache=kind,
                 simulated=kind == "simulated",
@@ -54,7 +55,7 @@ class Ledger:
             )
             results[subject.name] = already(opened.run.evals, draft, force=opened.options.force) or draft
         anew = set(results) if opened.options.force else set()
-        return cls(opened.run, opened.task, tuple(order), results, anew)
+        return cls(opened.run, name, tuple(order), results, anew)
 
     def missing(self, subjects: Sequence[Subject], subtask: str, context: int | None, prompts: str) -> list[Subject]:
         """Subjects without this row; raises `SettingsMismatchError` for a row that is there of other prompts."""

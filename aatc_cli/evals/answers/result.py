@@ -23,6 +23,12 @@ class BenchmarkRow(Settings):
     high: float | None = Field(None, description="upper end of the same interval")
     samples: int
     scores: list[float] | None = Field(None, description="of every sample, in the order asked")
+    logprob: float | None = Field(None, description="forced answers: mean log-probability of the right answer, nats")
+    logprob_stderr: float | None = Field(None, description="standard error of the same over samples")
+    logprobs: list[float] | None = Field(None, description="the same of every sample")
+    calibration_share: float | None = Field(
+        None, description="share of the prompts' tokens that is calibration text of the plan; null where none can tell"
+    )
     prompts_sha256: str = Field(description="of all that the model was asked and how, by which a row is known again")
     seconds: float = Field(description="of generation, divided evenly among the caches that were asked together")
 
@@ -30,6 +36,13 @@ class BenchmarkRow(Settings):
     def place(self) -> tuple[str, int | None, str]:
         """What the row is of: subtask, context, metric."""
         return self.subtask, self.context, self.metric
+
+    def with_logprobs(self, values: list[float]) -> BenchmarkRow:
+        """The row with the log-probabilities of right answers, one of every sample."""
+        from aatc_cli.core.metrics import mean_and_stderr
+
+        mean, stderr = mean_and_stderr(values)
+        return self.model_copy(update={"logprob": mean, "logprob_stderr": stderr, "logprobs": values})
 
 
 class BenchmarkResult(Measurement):

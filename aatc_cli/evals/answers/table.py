@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
-from aatc_cli.evals.rows import Rows
+from aatc_cli.evals.rows import Rows, with_error
 
 
 def benchmark_tables(results: Sequence[BenchmarkResult]) -> list[Rows]:
@@ -26,7 +26,21 @@ def benchmark_tables(results: Sequence[BenchmarkResult]) -> list[Rows]:
         if len({len(values) for values in scores}) == 1 and len(scores[0]) > 1:
             rows.append(["mean", str(context or ""), "", *(f"{100 * fmean(values):.1f}" for values in scores)])
     title = f"{results[0].benchmark}: score in % (95 % interval)"
-    return [Rows(title + (", * not by chance (95 %)" if reference else ""), columns, rows)]
+    return [Rows(title + (", * not by chance (95 %)" if reference else ""), columns, rows), *_likelihoods(results)]
+
+
+def _likelihoods(results: Sequence[BenchmarkResult]) -> list[Rows]:
+    """Log-probabilities of right answers, where they were forced: a row per subtask and context."""
+    places = list(dict.fromkeys(row.place for result in results for row in result.rows if row.logprob is not None))
+    if not places:
+        return []
+    rows = []
+    for place in places:
+        found = [_row(result, place) for result in results]
+        shown = [with_error(row.logprob, row.logprob_stderr) if row else "" for row in found]
+        rows.append([place[0], str(place[1] or ""), *shown])
+    title = f"{results[0].benchmark}: log-probability of the right answer (nats)"
+    return [Rows(title, ["subtask", "context", *(result.method for result in results)], rows)]
 
 
 def _row(result: BenchmarkResult, place: tuple[str, int | None, str]) -> BenchmarkRow | None:

@@ -20,7 +20,7 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.teacher_forced import Method, check_rows, make_tile, tile_attention
 from aatc_cli.models.adapter import AttentionSite, ExactLayer, attention_layers, rebias
-from aatc_cli.models.attention import LayerInputs, attention_override
+from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention, logits_at
 
 
 @dataclass
@@ -47,6 +47,17 @@ def chunked_logits(model: Any, sites: list[AttentionSite], method: Method, token
 
     Raises `AatcError` for a model with sliding layers beside full ones.
     """
+    return chunked_logits_at(model, sites, method, tokens, torch.arange(first, tokens.shape[1] - 1))[0]
+
+
+@torch.no_grad()
+def chunked_logits_at(
+    model: Any, sites: list[AttentionSite], method: Method, tokens: Tensor, positions: Tensor, prompt: int = 0
+) -> Tensor:
+    """Logits of rising ``positions`` [n] of windows [B, T] whose first ``prompt`` tokens are a prefill. -> [B, n, V].
+
+    Raises as `chunked_logits` does.
+    """
     if any(isinstance(layer, ExactLayer) for layer in attention_layers(model)):
         raise AatcError(
             f"{method.name} codes all layers together, and this model keeps some of them exact",
@@ -55,7 +66,15 @@ def chunked_logits(model: Any, sites: list[AttentionSite], method: Method, token
     layers: list[_Layer | None] = [None] * len(sites)
     length, step = int(tokens.shape[1]), method.window.recent - method.window.flush + 1
     parts = []
-    for start in range(0, length, step):
+    if prompt:
+
+        def prefill(inputs: LayerInputs) -> Tensor:
+            _take(layers, inputs, method, 0)
+            return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
+
+        with attention_override(model, sites, prefill):
+            parts.append(logits_at(model, tokens[:, :prompt], positions[positions < prompt].to(tokens.device)))
+    for start in range(prompt, length, step):
         end = min(start + step, length)
         _pack(layers, sites, method, end)
 
@@ -64,23 +83,29 @@ def chunked_logits(model: Any, sites: list[AttentionSite], method: Method, token
 
         with attention_override(model, sites, attend):
             places = torch.arange(start, end, device=tokens.device)[None]
-            logits: Tensor = model(input_ids=tokens[:, start:end], position_ids=places, use_cache=False).logits[0]
-        parts.append(logits[max(first - start, 0) :])
-    return torch.cat(parts)[:-1]
+            logits: Tensor = model(input_ids=tokens[:, start:end], position_ids=places, use_cache=False).logits
+        wanted = positions[(positions >= start) & (positions < end)] - start
+        parts.append(logits[:, wanted.to(logits.device)])
+    return torch.cat(parts, 1)
 
 
 def _attend(layers: list[_Layer | None], inputs: LayerInputs, method: Method, start: int, end: int) -> Tensor:
     """Attention of one layer over the chunk ``start`` .. ``end`` - 1, which enters what the layer has seen."""
+    found = _take(layers, inputs, method, start)
+    tile = make_tile(method.window, start, end, inputs.sliding_window, inputs.query.device)
+    exact, hats = ((part["k"], part["v"]) for part in (found.exact, found.hats))
+    return tile_attention(tile, inputs, inputs.query, exact, hats)
+
+
+def _take(layers: list[_Layer | None], inputs: LayerInputs, method: Method, start: int) -> _Layer:
+    """What a layer has seen with the chunk that begins at ``start``."""
     check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw, start)
-    seen = _seen(inputs, method)
-    found = layers[inputs.site.layer]
+    seen, found = _seen(inputs, method), layers[inputs.site.layer]
     if found is None:
         layers[inputs.site.layer] = found = seen
     else:
         found.extend(seen)
-    tile = make_tile(method.window, start, end, inputs.sliding_window, inputs.query.device)
-    exact, hats = ((part["k"], part["v"]) for part in (found.exact, found.hats))
-    return tile_attention(tile, inputs, inputs.query, exact, hats)
+    return found
 
 
 def _seen(inputs: LayerInputs, method: Method) -> _Layer:

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
-from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows, method_logits
-from aatc_cli.evals.forced.tiles import tile_codecs, tiled_logits
+from aatc_cli.evals.forced.passes import attention_of
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import scored_logits
+from aatc_cli.models.attention import attention_override, scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -96,12 +95,10 @@ def score_windows(
 
 
 def _logits(model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int) -> Tensor:
-    codec = method.codecs[0]["k"]
-    if isinstance(codec, TileCodec):
-        return tiled_logits(model, sites, tile_codecs(method), codec.rule, method.window, tokens, first)
-    if isinstance(codec, LayersCodec):
+    if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits(model, sites, method, tokens, first)
-    return method_logits(model, sites, method, tokens, first)
+    with attention_override(model, sites, attention_of(method)):
+        return scored_logits(model, tokens, first)
 
 
 def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:

@@ -25,7 +25,7 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
-from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 from aatc_cli.models.capture import capture
 
 _TILE = 256
@@ -55,14 +55,19 @@ def method_logits(
 
     Codecs over all layers take several passes: `evals.forced.chunked`. Those of tiles: `evals.forced.tiles`.
     """
+    with attention_override(model, sites, method_attention(method)):
+        return scored_logits(model, tokens, first)
+
+
+def method_attention(method: Method, prompt: int = 0) -> AttentionFunction:
+    """The attention of a method that codes every layer and token alike, behind a prefill of ``prompt`` tokens."""
 
     def attend(inputs: LayerInputs) -> Tensor:
         codecs, inputs = method.codecs[inputs.site.layer], as_held(inputs, method.window)
         k_hat, v_hat = reconstruct(inputs, codecs, method.window.sinks, method.coordinates)
-        return mixed_attention(inputs, k_hat, v_hat, method.window)
+        return mixed_attention(inputs, k_hat, v_hat, method.window, prompt)
 
-    with attention_override(model, sites, attend):
-        return scored_logits(model, tokens, first)
+    return behind_prompt(prompt, attend)
 
 
 def reconstruct(
@@ -101,11 +106,14 @@ def reconstruct(
     return inputs.rotate(k_hat), v_hat
 
 
-def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window) -> Tensor:
-    """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries. -> [B, Hq, T, D]."""
-    tiles = _tiles(window, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
+def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: Window, start: int = 0) -> Tensor:
+    """Causal attention over exact sinks and window and reconstructed rest, in tiles of queries.
+
+    Of the queries from ``start`` on: [B, Hq, T - start, D].
+    """
+    tiles = _tiles(window, start, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
     parts = []
-    for tile, queries in zip(tiles, torch.split(inputs.query, _TILE, dim=2), strict=True):
+    for tile, queries in zip(tiles, torch.split(inputs.query[:, :, start:], _TILE, dim=2), strict=True):
         parts.append(tile_attention(tile, inputs, queries, (inputs.key, inputs.value), (k_hat, v_hat)))
     return torch.cat(parts, dim=2)
 
@@ -134,8 +142,8 @@ class Tile:
 
 # the same for every layer of a pass on one device, and for every pass over windows of one length
 @lru_cache(maxsize=32)
-def _tiles(window: Window, length: int, sliding: int | None, device: torch.device) -> tuple[Tile, ...]:
-    starts = range(0, length, _TILE)
+def _tiles(window: Window, start: int, length: int, sliding: int | None, device: torch.device) -> tuple[Tile, ...]:
+    starts = range(start, length, _TILE)
     return tuple(make_tile(window, start, min(start + _TILE, length), sliding, device) for start in starts)
 
 

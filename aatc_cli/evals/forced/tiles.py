@@ -18,13 +18,14 @@ from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.received import received_by_head
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import Method, check_rows
 from aatc_cli.models.adapter import AttentionSite, rebias
-from aatc_cli.models.attention import LayerInputs, attention_override, scored_logits
+from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 
 TileCodecs = Mapping[Side, TileCodec]
 # told of every layer: the classes [B, orders, P] of its packed tokens
@@ -56,22 +57,32 @@ def tiled_logits(
 ) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of a window [1, T] read through a cache of tiles. -> [P, V]."""
 
+    with attention_override(model, sites, tiles_attention(codecs, rule, window, on_classes)):
+        return scored_logits(model, tokens, first)
+
+
+def tiles_attention(
+    codecs: list[dict[Side, TileCodec]], rule: TileRule, window: Window, on_classes: OnClasses | None, prompt: int = 0
+) -> AttentionFunction:
+    """The attention of a cache of tiles, behind a prefill of ``prompt`` tokens."""
+
     def attend(inputs: LayerInputs) -> Tensor:
         layer = inputs.site.layer
-        out, classes = tiled_attention(as_held(inputs, window), codecs[layer], rule, window)
+        out, classes = tiled_attention(as_held(inputs, window), codecs[layer], rule, window, prompt)
         if on_classes is not None:
             on_classes(layer, classes)
         return out
 
-    with attention_override(model, sites, attend):
-        return scored_logits(model, tokens, first)
+    return behind_prompt(prompt, attend)
 
 
-def tiled_attention(inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window) -> tuple[Tensor, Tensor]:
+def tiled_attention(
+    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window, prompt: int = 0
+) -> tuple[Tensor, Tensor]:
     """Attention of every query over exact sinks and window and packed tiles; classes of the tokens of the latter.
 
-    A class without bits on either side is not kept: no query of that head sees its tokens.
-    -> [B, Hq, T, D], [B, orders, P].
+    A class without bits on either side is not kept: no query of that head sees its tokens. Queries of the ``prompt``
+    saw everything exactly, and only those behind it are given. -> [B, Hq, T - prompt, D], [B, orders, P].
     """
     check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
@@ -82,7 +93,8 @@ def tiled_attention(inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, win
     held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
     hidden, dropped = held[0].new_zeros(held[0].shape[0], heads, 1, 1, length), _dropped(codecs, heads)
     received = held[0].new_zeros(held[0].shape[0], rule.orders(heads), length)
-    parts, found, start, done = [], [], 0, 0
+    received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
+    parts, found, start, done = [], [], prompt, 0
     while start < length:
         leaving = slice(window.sinks + done, window.sinks + packed_tokens(start + 1, window))
         if leaving.stop > leaving.start:
@@ -102,6 +114,14 @@ def tiled_attention(inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, win
         start = end
     none = torch.zeros(*received.shape[:2], 0, dtype=torch.int64, device=received.device)
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
+
+
+def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
+    """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
+    query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
+    told = {"sliding": inputs.sliding_window, "sinks": inputs.site.sinks, "softcap": inputs.site.softcap}
+    found = received_by_head(query, keys, inputs.scaling, lags, **told)
+    return found if rule.order == "head" else found.sum(1, keepdim=True)
 
 
 def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:

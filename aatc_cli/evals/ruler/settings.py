@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,4 +18,7 @@ class Settings(AnswerSettings):
     )
     text: tuple[str, ...] = Field((TEXT,), strict=False, min_length=1, description="Essays around the needles.")
     data: str | None = Field(None, description="Folder of the SQuAD and HotpotQA files of qa_1 and qa_2, or hub.")
+    mode: Literal["generate", "forced"] = Field(
+        "generate", description="forced: one pass a prompt with its answer appended, instead of generating one."
+    )
     seed: int = Field(0, ge=0, description="Seed of the prompts.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from aatc_cli.artifacts.manifest import MANIFEST, read_manifest
 from aatc_cli.artifacts.plan import Plan
@@ -26,6 +28,20 @@ def seen_share(plan: Plan, windows: Windows, bos: int | None) -> float | None:
         return max(found)
     known = {record.sha256 for record in plan.texts}
     return 1.0 if windows.records[0].sha256 in known else None
+
+
+def seen_of_prompts(plan: Plan, prompts: Sequence[Sequence[int]], bos: int | None) -> float | None:
+    """Share of the tokens of ``prompts`` that lie in calibration text of ``plan``; None where none can tell."""
+    rows = [torch.tensor(prompt)[None] for prompt in prompts]
+    found = []
+    for stats in _stats_of(plan, set(plan.transform().manifest.inputs.values())):
+        if stats.blocks is None:
+            continue
+        shares = [(overlap(row, bos, stats.blocks), row.shape[1]) for row in rows]
+        known = [(share.tokens, count) for share, count in shares if share is not None]
+        if known:
+            found.append(sum(share * count for share, count in known) / sum(count for _, count in known))
+    return max(found, default=None)
 
 
 def seen_in(stats: Stats, windows: Windows, bos: int | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -33,6 +33,7 @@ class Task:
     documents); all that does not belong to the haystack is drawn first, so it is the same at every size. ``least`` and
     ``most`` bound the size; ``room`` is the tokens the answer may take; ``questions`` bounds the samples. ``scarce``
     says what has run out when the haystack cannot grow to the context, or is None where a shorter one is in order.
+    ``joiner`` stands between the strings of an answer that has them in the order asked; None where any order is right.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Task:
     most: int | None = None
     questions: int | None = None
     scarce: str | None = None
+    joiner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,3 +126,40 @@ def too_small(task: Task, context: int) -> AatcError:
         f"{task.name} with {task.room} new tokens does not fit into a context of {context} tokens",
         "give a larger --context",
     )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The tokens behind a prompt that write its answer down, and which of them each string of the answer has.
+
+    spans: [begin, end) of every string among ``tokens``, without the blank or comma before it.
+    """
+
+    tokens: list[int]
+    spans: tuple[tuple[int, int], ...]
+
+
+def reference_of(
+    sample: Sample, joiner: str, encode: Callable[[Prompt], list[int]], decode: Callable[[list[int]], str]
+) -> Reference:
+    """How the answer of a sample is written: a blank and its strings, ``joiner`` between them.
+
+    Raises `AatcError` for a tokenizer that writes the prompt in other tokens when the answer stands behind it.
+    """
+    prompt, known = sample.prompt, sample.tokens
+    tokens, spans = list(known), []
+    for count in range(1, len(prompt.answers) + 1):
+        written = " " + joiner.join(prompt.answers[:count])
+        longer = encode(replace(prompt, prefix=prompt.prefix + written))
+        if longer[: len(tokens)] != tokens:
+            raise AatcError(
+                f"the tokenizer writes a prompt in other tokens when the answer {prompt.answers[0]!r} stands behind it",
+                "use generation: --mode generate",
+            )
+        begin = len(tokens)
+        # a token of white space or a comma alone is no part of the answer
+        while begin < len(longer) - 1 and not decode([longer[begin]]).strip(" ,"):
+            begin += 1
+        spans.append((begin - len(known), len(longer) - len(known)))
+        tokens = longer
+    return Reference(tokens[len(known) :], tuple(spans))

@@ -54,9 +54,10 @@ def make_task(name: str, context: int, material: Material, encode: Callable[[Pro
     """The task ``name`` of `TASKS` at one context; raises `AatcError` when what it is made from is not there."""
     if name in _NEEDLES:
         needles = replace(_NEEDLES[name], words=essay_words(material.text))
-        return Task(name, "string_match_all", 128, needles.least, needles.build)
+        joiner = ", " if needles.values == 1 else None
+        return Task(name, "string_match_all", 128, needles.least, needles.build, joiner=joiner)
     if name == "vt":
-        return Task(name, "string_match_all", 30, CHAIN_LEAST, Chains(_example_size(encode)).build)
+        return Task(name, "string_match_all", 30, CHAIN_LEAST, Chains(_example_size(encode)).build, joiner=" ")
     if name == "cwe":
         words = vocabulary(material.text)
         return Task(

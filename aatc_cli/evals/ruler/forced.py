@@ -1,0 +1,100 @@
+"""Answers that are appended and not generated: one pass a prompt says how likely each token of the answer is.
+
+The prompt is one prefill and its answer is decoded token by token, as the caches of `runtime` do it, so what a query of
+the answer reads is what generation would read. A string of an answer is found where all its tokens are the most likely
+ones, given those before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aatc_cli.console import progress
+from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.teacher_forced import Method, check_finite
+from aatc_cli.evals.opened import Opened
+from aatc_cli.evals.ruler.job import Job
+from aatc_cli.evals.subjects import Subject, placed_codecs
+from aatc_cli.models.adapter import AttentionSite, attention_sites
+from aatc_cli.models.attention import logits_at
+from aatc_cli.models.placement import input_device
+from aatc_cli.text.ruler.prompt import Reference
+
+
+@dataclass(frozen=True)
+class Forced:
+    """One answer: the share of its strings whose tokens were all most likely, and its log-probability in nats."""
+
+    score: float
+    logprob: float
+
+
+class Forcer:
+    """The model of a call, and the codecs of its subjects that were made ready."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.model = opened.model()
+        self.sites: list[AttentionSite] = attention_sites(self.model)
+        self._methods: dict[str, Method | None] = {}
+
+    def answers(self, job: Job, subjects: Sequence[Subject]) -> tuple[list[list[Forced]], list[float]]:
+        """Answers by subject and sample, and seconds of every subject; raises `AatcError` for logits not finite."""
+        found: list[dict[int, Forced]] = [{} for _ in subjects]
+        seconds = [0.0] * len(subjects)
+        with progress(f"eval {job.what}, forced", len(job.samples) * len(subjects)) as ticker:
+            for places in _batches(job, self.opened.options.batch):
+                tokens, positions = self._filled(job, places)
+                for index, subject in enumerate(subjects):
+                    began = time.perf_counter()
+                    logits = self._logits(subject, tokens, positions)
+                    for row, place in enumerate(places):
+                        reference = job.references[place]
+                        mine = logits[row, : len(reference.tokens)]
+                        check_finite(mine, subject.name, place)
+                        found[index][place] = forced_answer(mine, reference)
+                    seconds[index] += time.perf_counter() - began
+                    ticker.advance(len(places), text=f"eval {job.what}: {subject.name}")
+        return [[mine[place] for place in range(len(job.samples))] for mine in found], seconds
+
+    def _filled(self, job: Job, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Prompts of one length with their answers, filled up behind, [B, T], and the positions before each token."""
+        rows = [job.samples[place].tokens + job.references[place].tokens for place in places]
+        width = max(len(row) for row in rows)
+        tokens = torch.tensor([row + [row[-1]] * (width - len(row)) for row in rows])
+        prompt = len(job.samples[places[0]].tokens)
+        return tokens.to(input_device(self.model)), torch.arange(prompt - 1, width - 1)
+
+    def _logits(self, subject: Subject, tokens: Tensor, positions: Tensor) -> Tensor:
+        if subject.name not in self._methods:
+            recipe, codecs = subject.recipe, placed_codecs(subject, self.sites, self.opened.options)
+            made = Method(subject.name, codecs, recipe.window, recipe.coordinates)
+            self._methods[subject.name] = None if subject.plan is None else made
+        method = self._methods[subject.name]
+        if method is None:
+            return logits_at(self.model, tokens, positions.to(tokens.device))
+        return forced_logits(self.model, self.sites, method, tokens, positions, prompt=int(positions[0]) + 1)
+
+
+def forced_answer(logits: Tensor, reference: Reference) -> Forced:
+    """The answer whose tokens were given, from the logits [n, V] before each of them."""
+    tokens = torch.tensor(reference.tokens, device=logits.device)
+    right = (logits.argmax(-1) == tokens).tolist()
+    each = torch.log_softmax(logits.to(torch.float64), -1).gather(1, tokens[:, None])[:, 0].tolist()
+    spans = reference.spans
+    strings = [all(right[begin:end]) for begin, end in spans]
+    return Forced(sum(strings) / len(strings), sum(sum(each[begin:end]) for begin, end in spans))
+
+
+def _batches(job: Job, size: int) -> Iterator[list[int]]:
+    """Places of samples whose prompts are equally long, at most ``size`` at once."""
+    lengths = sorted({len(sample.tokens) for sample in job.samples})
+    for length in lengths:
+        alike = [place for place, sample in enumerate(job.samples) if len(sample.tokens) == length]
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]

@@ -1,0 +1,45 @@
+"""The two ways to an answer: greedy generation with live caches, or the right one appended and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aatc_cli.evals.answers.asking import Asker
+from aatc_cli.evals.answers.ledger import score_row
+from aatc_cli.evals.answers.result import BenchmarkRow
+from aatc_cli.evals.opened import Opened
+from aatc_cli.evals.ruler.forced import Forcer
+from aatc_cli.evals.ruler.job import Job
+from aatc_cli.evals.subjects import Subject
+
+# rows of the subjects given, in their order
+Ask = Callable[[Job, Sequence[Subject]], list[BenchmarkRow]]
+
+
+def generating(opened: Opened) -> Ask:
+    """Answers are generated, all subjects at once."""
+    asker = Asker(opened)
+
+    def ask(job: Job, subjects: Sequence[Subject]) -> list[BenchmarkRow]:
+        answers, seconds = asker.answers(job.what, job.samples, job.metric, job.room, subjects)
+        return [_row(job, [answer.score for answer in found], seconds) for found in answers]
+
+    return ask
+
+
+def forcing(opened: Opened) -> Ask:
+    """Answers are appended, subject after subject."""
+    forcer = Forcer(opened)
+
+    def ask(job: Job, subjects: Sequence[Subject]) -> list[BenchmarkRow]:
+        found = zip(*forcer.answers(job, subjects), strict=True)
+        return [
+            _row(job, [a.score for a in answers], seconds).with_logprobs([a.logprob for a in answers])
+            for answers, seconds in found
+        ]
+
+    return ask
+
+
+def _row(job: Job, scores: list[float], seconds: float) -> BenchmarkRow:
+    return score_row((job.subtask, job.context, job.metric), scores, job.prompts, seconds)
