@@ -40,8 +40,8 @@ class CentredMetric(Metric):
         return super().moment(side, stats) - torch.outer(mean, mean)
 
     def rows(self, side: Side, stats: LayerStats) -> Tensor:
-        """The sampled rows about the mean, [R, C]."""
-        return super().rows(side, stats) - stats.mean(side).to(stats.k_rows)
+        """The sampled rows about the mean, [R, C] float64."""
+        return super().rows(side, stats).double() - stats.mean(side)
 
     def mean(self, site: Site) -> Tensor | None:
         """As `whiten` wrote it, in float32."""
