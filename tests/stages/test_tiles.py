@@ -29,6 +29,7 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.inspecting.plan import inspect_plan
+from aatc_cli.stages.reporting.spectrum import plan_view
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies import stability as stability_study
 
@@ -110,6 +111,23 @@ def test_inspect_shows_the_classes(plan: Plan) -> None:
     widths = np.array([[layer[side] for side in SIDES] for layer in plan.class_bits(0)]).reshape(4, 2, 2, 16)
     assert facts[0]["masked"] == pytest.approx(float((widths == 0).all((1, 3)).mean()))
     assert f"{plan.layout.bits_packed:.3f} with all that is packed" in found.tables[0].title
+    sites = [site["bits_mean"] for site in found.data["sites"]]
+    assert sum(sites) / len(sites) == pytest.approx(plan.layout.mean_bits)
+    forecast, kl = found.data["forecast"], sum(plan.predicted.values())
+    low, high = forecast["over_forecast"]
+    assert forecast["kl"] == pytest.approx(kl)
+    assert forecast["kl_other_text"] == pytest.approx([low * kl, high * kl])
+
+
+def test_a_report_counts_classes_by_their_tokens(plan: Plan) -> None:
+    view = plan_view(plan)
+    means = [value for side in SIDES for value in view.layer_means(side)]
+    assert sum(means) / len(means) == pytest.approx(plan.layout.mean_bits)
+    counts = view.histogram()
+    for side in SIDES:
+        assert sum(counts[side]) == pytest.approx(4 * 32)
+    bits = sum(width * count for side in SIDES for width, count in enumerate(counts[side]))
+    assert bits / (2 * 4 * 32) == pytest.approx(plan.layout.mean_bits)
 
 
 def test_a_size_is_met(run: Run) -> None:

@@ -33,6 +33,7 @@ class Tiles(Classes):
     meaning = "quotas of the ranks of received attention in a tile of 64 tokens"
     goes_with = together(quantizer=("packed",), allocator=("waterfill",))
     tiled = True
+    over_forecast = (1.5, 6.5)
 
     def told_by(self) -> type[Settings]:
         """The quotas."""
