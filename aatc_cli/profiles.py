@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -65,8 +66,23 @@ def load_model_profile(name: str) -> ModelProfile:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`."""
-    return load_named("recipes", name, Recipe)
+    """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`.
+
+    ``CODE+PRESS-KEEP`` is the recipe of a code behind a press: ``loss-aware+snapkv-0.25``.
+    """
+    code, plus, pressed = name.rpartition("+")
+    if not plus or name.endswith(".toml"):
+        return load_named("recipes", name, Recipe)
+    found = re.fullmatch(r"(.*?)(?:-([0-9.]+))?", pressed)
+    assert found is not None
+    try:
+        return load_named("recipes", code, Recipe).with_press(found[1], float(found[2]) if found[2] else None)
+    except ValidationError as error:
+        raise AatcError(
+            f"recipe {name}: {explain(error)}", "write CODE+PRESS-KEEP, as loss-aware+snapkv-0.25"
+        ) from error
+    except ValueError as error:
+        raise AatcError(f"recipe {name}: {found[2]} is no share of tokens", f"write {code}+{found[1]}-0.25") from error
 
 
 def load_named(kind: Literal["models", "recipes", "studies"], name: str, model: type[T]) -> T:

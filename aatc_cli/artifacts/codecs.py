@@ -15,6 +15,11 @@ from aatc_cli.methods.sites import Sites
 
 def require_packed(name: str, recipe: Recipe) -> None:
     """Raise `AatcError` where the packed cache does not hold the plan ``name`` of this recipe."""
+    if recipe.pressed:
+        raise AatcError(
+            f"recipe {recipe.name} has no packed cache: its press leaves other tokens in every kv head",
+            "evaluate it with aatc eval kl, perplexity or a benchmark; its size is in aatc inspect",
+        )
     if not recipe.packed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its quantizer {recipe.quantizer} is simulated only",

@@ -136,6 +136,9 @@ class Evaluation(Measurement):
         description="share of the scored text's tokens that is calibration text of the plan, 0 to 1: such figures "
         "flatter it; null where none can tell",
     )
+    kept_share: float | None = Field(
+        None, description="with a press, share of the packed tokens that it left, of a prompt where it acts at the end"
+    )
     distortion: list[DistortionRow] | None = None
     traces: list[TokenTrace] | None = Field(None, description="KL token by token of the windows for which it was asked")
 

@@ -39,6 +39,7 @@ class _Results(BaseModel):
     water_level: dict[Side, float] = Field(min_length=2)
     layout: dict[str, object]
     classes: tuple[ClassFacts, ...] = Field((), strict=False)
+    keep: float = Field(1.0, gt=0, le=1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Plan(Noun):
 
     bits[layer][side] holds the widths [C]; with token classes the n C widths of class 0, 1, ... n - 1 in turn.
     predicted, water_level: distortion by side, and the level of its water-filling. bits_budget: bits per channel that
-    the budget came to. starts: of recipes that code blocks of one precision, 1 where a block begins, else 0.
+    the budget came to. starts: of recipes that code blocks of one precision, 1 where a block begins, else 0. keep: of
+    a recipe with a press, the share of the tokens that stay.
     """
 
     recipe: Recipe
@@ -60,6 +62,7 @@ class Plan(Noun):
     bits_budget: float
     class_facts: tuple[ClassFacts, ...] = ()
     starts: list[Mapping[Side, list[int]]] | None = None
+    keep: float = 1.0
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -89,6 +92,7 @@ class Plan(Noun):
             results.bits_budget,
             results.classes,
             _starts(artifact, bits) if recipe.choices.quantizer.blocks else None,
+            results.keep,
         )
 
     @property
@@ -101,7 +105,7 @@ class Plan(Noun):
         """The byte law at this plan's widths."""
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)
         widths = [self.class_bits(k) for k in range(self.classes.count)]
-        return self.recipe.choices.layout(self.geometry, self.groups, widths, blocks)
+        return self.recipe.choices.layout(self.geometry, self.groups, widths, blocks, self.keep)
 
     @property
     def mean_bits(self) -> float:
@@ -196,6 +200,7 @@ class Plan(Noun):
                     "predicted": {side: _short(allocation.predicted[side]) for side in SIDES},
                     "water_level": {side: _short(allocation.water_level[side]) for side in SIDES},
                     "layout": layout.recorded(budget.context or _CONTEXT),
+                    **({"keep": layout.keep} if recipe.pressed else {}),
                     **classes,
                 },
             )

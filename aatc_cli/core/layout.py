@@ -172,6 +172,18 @@ class CacheLayout:
         return total / (2 * self.geometry.layers * self.geometry.channels)
 
     @property
+    def keep(self) -> float:
+        """Share of the packed tokens that stay, the rest being evicted."""
+        return 1.0
+
+    def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> CacheLayout:
+        """The same behind a prompt of ``tokens`` tokens of which kv heads were found to keep ``shares`` [layer][head].
+
+        Where all tokens stay it is the same law.
+        """
+        return self
+
+    @property
     def bits_packed(self) -> float:
         """Bits that a number of a packed token takes with all that goes with it: no sinks, window or sliding layers.
 

@@ -11,7 +11,7 @@ the tile. `core.tile_bytes` says how many bytes that is; the last digits of a pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,31 +123,48 @@ class SidePacking:
         rows [..., orders, t]: the place in the tile of every row, rows lying by class (`core.tile_classes.rows_of`);
         one order, or one for every head group.
         """
+        pieces = []
+        for parts, (whole, alpha) in zip(self.classes, self.coded(latents, rows), strict=True):
+            for part in parts:
+                pieces += part.pack(whole[..., part.group, :], alpha[..., part.group])
+        return torch.cat(pieces, -1) if pieces else latents.new_zeros(*latents.shape[:-2], 0).to(torch.uint8)
+
+    def coded(self, latents: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Codes u [..., q, groups, E] int64 and token scales [..., q, groups] of the tokens of every class.
+
+        Arguments as of `pack`: what it packs, before it is bytes.
+        """
         by_group = torch.unflatten(latents, -1, (self.codec.codec.groups, self.size)).transpose(-2, -3)
         index = rows.expand(*by_group.shape[:-1])[..., None].expand_as(by_group)
         ranked = by_group.gather(-2, index)
-        pieces, start = [], 0
-        for quantizer, parts, quota in zip(self.quantizers, self.classes, self.rule.quotas, strict=True):
+        found, start = [], 0
+        for quantizer, quota in zip(self.quantizers, self.rule.quotas, strict=True):
             mine = ranked[..., start : start + quota, :].transpose(-2, -3).flatten(-2)
             codes, alpha = quantizer.quantize(mine)
             whole = torch.unflatten(codes.to(torch.int64), -1, (-1, self.size)) + self._half(quantizer.bits)
-            for part in parts:
-                pieces += part.pack(whole[..., part.group, :], alpha[..., part.group])
+            found.append((whole, alpha))
             start += quota
-        return torch.cat(pieces, -1) if pieces else latents.new_zeros(*latents.shape[:-2], 0).to(torch.uint8)
+        return found
 
     def unpack(self, data: Tensor, rows: Tensor) -> Tensor:
         """Latents [..., t, C] of the bytes [..., nbytes] of whole tiles, tokens in the order of their places."""
         groups, lead = self.codec.codec.groups, data.shape[:-1]
-        ranked = []
-        for quantizer, parts, quota in zip(self.quantizers, self.classes, self.rule.quotas, strict=True):
+        found = []
+        for parts, quota in zip(self.classes, self.rule.quotas, strict=True):
             codes = torch.zeros(*lead, quota, groups, self.size, dtype=torch.int64, device=data.device)
             alpha = torch.zeros(*lead, quota, groups, dtype=torch.float16, device=data.device)
             for part in parts:
                 codes[..., part.group, :], alpha[..., part.group] = part.unpack(data, self.size)
+            found.append((codes, alpha))
+        return self.decoded(found, rows)
+
+    def decoded(self, coded: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
+        """Latents [..., t, C] of what `coded` gives, tokens in the order of their places."""
+        ranked = []
+        for quantizer, (codes, alpha) in zip(self.quantizers, coded, strict=True):
             signed = (codes - self._half(quantizer.bits)).flatten(-2).to(torch.int32)
             ranked.append(quantizer.dequantize(signed, alpha))
-        by_group = torch.unflatten(torch.cat(ranked, -2), -1, (groups, self.size)).transpose(-2, -3)
+        by_group = torch.unflatten(torch.cat(ranked, -2), -1, (self.codec.codec.groups, self.size)).transpose(-2, -3)
         index = rows.expand(*by_group.shape[:-1])[..., None].expand_as(by_group)
         return torch.zeros_like(by_group).scatter_(-2, index, by_group).transpose(-2, -3).flatten(-2)
 

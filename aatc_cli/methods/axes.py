@@ -65,9 +65,11 @@ class Transform(Choice):
 
     stored: whether its matrices are numbers that a cache must keep. over_layers: it takes all layers of a token as one.
     centred: packed quantizers code about a mean, which is kept with the matrices.
+    mixes: a latent holds something of several channels.
     """
 
     stored: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     over_layers: ClassVar[bool] = False
     centred: ClassVar[bool] = False
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.layout import CacheLayout, Widths
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.methods.fields import RecipeFields
+    from aatc_cli.methods.press import Press
 
 
 class Allocator(Choice, TableMaker):
@@ -63,6 +64,10 @@ class Quantizer(Choice, TableMaker):
     packed: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
     curve: ClassVar[str | None] = None
+
+    def along_tokens(self, recipe: RecipeFields) -> bool:
+        """Whether it codes neighbouring tokens together, so that one cannot be left out."""
+        return "channel" in (recipe.coding.key_axis, recipe.coding.value_axis)
 
     def distortion(self) -> Sequence[float]:
         """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
@@ -154,6 +159,7 @@ class Choices:
     quantizer: Quantizer
     classes: Classes
     curve: Quantizer
+    press: Press
 
     @property
     def by_axis(self) -> tuple[tuple[str, Choice], ...]:
@@ -165,6 +171,7 @@ class Choices:
             ("key_weight", self.key_weight),
             ("value_weight", self.value_weight),
             ("tokens", self.classes),
+            ("press", self.press),
         )
 
     def weight(self, side: Side) -> Weight:
@@ -239,13 +246,17 @@ class Choices:
         self.require_blocks(energies[0]["k"].variance.size, found)
         return self.classes.allocate(self, energies, average, found, tables or MethodTables())
 
-    def layout(self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0) -> CacheLayout:
-        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision."""
-        return self.classes.layout(self, geometry, groups, PlannedWidths(bits, blocks))
+    def layout(
+        self, geometry: Geometry, groups: HeadGroups, bits: Sequence[Widths], blocks: int = 0, keep: float = 1.0
+    ) -> CacheLayout:
+        """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision; keep: share of the tokens."""
+        planned = PlannedWidths(bits, blocks, keep)
+        return self.press.layout(self.classes.layout(self, geometry, groups, planned), planned)
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
-        """The byte law at an average width, before any plan exists."""
-        return self.classes.nominal(self, geometry, groups, bits)
+        """The byte law at an average width, before any plan exists; of a press at the share that its recipe says."""
+        law = self.classes.nominal(self, geometry, groups, bits)
+        return self.press.layout(law, PlannedWidths((), 0, self.recipe.keep or 1.0))
 
     def codecs(self, sites: Sites, device: str) -> list[dict[Side, Any]]:
         """One codec per layer and side on ``device``; of a transform over all layers the same one for every layer.

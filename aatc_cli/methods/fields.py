@@ -35,7 +35,7 @@ class Coding(Settings):
 class RecipeFields(Settings):
     """Every field of a recipe with its default; `recipe.Recipe` checks them against the registry of choices."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="part of file names: no space, no slash")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", description="part of file names: no space, no slash")
     summary: str
     transform: str = Field("whiten", description="what turns a cached vector into latents")
     key_weight: str = Field("query", description="what noise in a latent of keys costs")
@@ -67,11 +67,17 @@ class RecipeFields(Settings):
     protect: Protection = Protection()
     window: Window = Window()
     tokens: SerializeAsAny[Settings] | None = Field(None, description="classes of tokens; others do not write this")
+    press: str = Field("none", description="which tokens stay, per kv head; not written without one")
+    keep: float | None = Field(
+        None, gt=0, le=1, description="share of the tokens behind the window that a press leaves; None: by the budget"
+    )
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.tokens is not None else {key: part for key, part in data.items() if key != "tokens"}
+        absent = {"tokens"} if self.tokens is None else set()
+        absent |= {"press", "keep"} if self.press == "none" else set()
+        return {key: part for key, part in data.items() if key not in absent}
 
     @property
     def allowed_widths(self) -> tuple[int, ...]:

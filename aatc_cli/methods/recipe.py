@@ -17,6 +17,7 @@ from aatc_cli.methods.registry import (
     classes_told_by,
     curve_of,
     names,
+    press_of,
     quantizer_of,
     transform_of,
     weight_of,
@@ -26,7 +27,7 @@ from aatc_cli.methods.registry import (
 class Recipe(RecipeFields):
     """One method as a choice on the axes of the design: transform, weights, allocator, quantizer, classes, window."""
 
-    @field_validator("transform", "key_weight", "value_weight", "allocator", "quantizer", "curve")
+    @field_validator("transform", "key_weight", "value_weight", "allocator", "quantizer", "curve", "press")
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
         known = names(info.field_name)  # type: ignore[arg-type]
@@ -82,12 +83,36 @@ class Recipe(RecipeFields):
         if self.pool == "joint" and choices.key_weight.in_nats != choices.value_weight.in_nats:
             raise ValueError('pool "joint" weighs both sides by "fisher" or neither: nothing else is in nats')
         uncalibrated = _expanded("transform", ("uncalibrated",))
-        if self.coordinates == "post-rope" and (self.packed or self.transform not in uncalibrated):
+        if self.coordinates == "post-rope" and (choices.quantizer.packed or self.transform not in uncalibrated):
             listed = " or ".join(f'"{name}"' for name in uncalibrated)
             raise ValueError(
                 f'coordinates "post-rope" go with what is not calibrated before RoPE: transform {listed}, '
                 "and no packed quantizer"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _press_fits(self) -> Self:
+        choices, name = self.choices, self.press
+        if choices.press.nothing:
+            if self.keep is not None:
+                raise ValueError('keep is the share that a press leaves: press "none" leaves all tokens')
+            return self
+        if choices.allocator.nothing:
+            raise ValueError(
+                f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name'
+            )
+        if self.tokens is not None:
+            raise ValueError(f'press "{name}" goes with codes of one rate: a class of tokens without bits is eviction')
+        if self.keep is None and not (choices.allocator.one_width and self.min_bits == self.max_bits):
+            raise ValueError(
+                f'press "{name}" needs keep, the share of the tokens it leaves, with a code of many widths'
+            )
+        if choices.transform.over_layers or choices.quantizer.along_tokens(self):
+            raise ValueError(f'press "{name}" goes with codes of one token of a layer: this one codes several together')
+        alone = self.key_groups == self.value_groups == "per-head"
+        if not alone and (choices.transform.mixes or choices.quantizer.packed):
+            raise ValueError(f'press "{name}" keeps other tokens in every head: key_groups and value_groups "per-head"')
         return self
 
     @property
@@ -102,12 +127,29 @@ class Recipe(RecipeFields):
             quantizer_of(self.quantizer),
             classes_told_by(None if self.tokens is None else type(self.tokens)),
             curve_of(self.curve),
+            press_of(self.press),
         )
 
     @property
     def packed(self) -> bool:
-        """Whether the packed cache can hold its codes; other methods are simulated."""
-        return self.choices.quantizer.packed
+        """Whether the packed cache can hold its codes and all tokens; other methods are simulated."""
+        return self.choices.quantizer.packed and self.choices.press.nothing
+
+    @property
+    def pressed(self) -> bool:
+        """Whether some of the tokens do not stay."""
+        return not self.choices.press.nothing
+
+    def with_press(self, press: str, keep: float | None) -> Self:
+        """This code behind a press, each kv head alone where channels of several would be mixed.
+
+        Raises pydantic's `ValidationError` where the two do not go together.
+        """
+        share = "" if keep is None else f"-{keep:g}"
+        added: dict[str, Any] = {"name": f"{self.name}+{press}{share}", "press": press, "keep": keep}
+        if self.choices.transform.mixes or self.choices.quantizer.packed:
+            added |= {"key_groups": "per-head", "value_groups": "per-head"}
+        return type(self).model_validate(self.model_dump(mode="json") | added)
 
     def head_groups(self, kv_heads: int, profile: HeadGroups) -> HeadGroups:
         """The recipe's head groups on a model of ``kv_heads`` with the groups of its ``profile``."""

@@ -18,6 +18,15 @@ from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.tiles import Tiles
+from aatc_cli.methods.press import NoPress, Press
+from aatc_cli.methods.presses.caote import Caote
+from aatc_cli.methods.presses.critical_kv import CriticalKv
+from aatc_cli.methods.presses.expected import ExpectedAttention
+from aatc_cli.methods.presses.h2o import HeavyHitters
+from aatc_cli.methods.presses.kvzip import KvZip
+from aatc_cli.methods.presses.snapkv import SnapKv
+from aatc_cli.methods.presses.streaming_llm import StreamingLlm
+from aatc_cli.methods.presses.vatp import Vatp
 from aatc_cli.methods.quantizers.block_max import BlockMax
 from aatc_cli.methods.quantizers.float8 import Float8
 from aatc_cli.methods.quantizers.float16 import Float16
@@ -48,7 +57,7 @@ if TYPE_CHECKING:
     from aatc_cli.config import Settings
 
 T = TypeVar("T", bound=Choice)
-Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve"]
+Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve", "press"]
 
 TRANSFORMS: Sequence[Transform] = (
     Whiten(),
@@ -89,6 +98,17 @@ QUANTIZERS: Sequence[Quantizer] = (
     Float16(),
 )
 CLASSES: Sequence[Classes] = (OneClass(), Tiles())
+PRESSES: Sequence[Press] = (
+    NoPress(),
+    StreamingLlm(),
+    HeavyHitters(),
+    Vatp(),
+    Caote(),
+    SnapKv(),
+    CriticalKv(),
+    ExpectedAttention(),
+    KvZip(),
+)
 
 AXES: Mapping[Axis, Sequence[Choice]] = {
     "transform": TRANSFORMS,
@@ -97,6 +117,7 @@ AXES: Mapping[Axis, Sequence[Choice]] = {
     "allocator": ALLOCATORS,
     "quantizer": QUANTIZERS,
     "classes": CLASSES,
+    "press": PRESSES,
 }
 
 
@@ -125,6 +146,11 @@ def allocator_of(name: str) -> Allocator:
 def quantizer_of(name: str) -> Quantizer:
     """The quantizer of a name; raises `KeyError` for one that there is not."""
     return _named(QUANTIZERS, name)
+
+
+def press_of(name: str) -> Press:
+    """The press of a name; raises `KeyError` for one that there is not."""
+    return _named(PRESSES, name)
 
 
 def classes_told_by(table: type[Settings] | None) -> Classes:

@@ -79,10 +79,11 @@ class Site:
 
 @dataclass(frozen=True)
 class PlannedWidths:
-    """What a plan says: bits[class][layer][side] [C], and blocks of one precision over all sites."""
+    """What a plan says: bits[class][layer][side] [C], blocks of one precision over all sites, share of tokens kept."""
 
     bits: Sequence[Widths]
     blocks: int = 0
+    keep: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from aatc_cli.errors import AatcError
 _MOVING = ("dynamic", "longrope")
 
 
-def rotary_frequencies(model: nn.Module, dim: int) -> Tensor:
-    """Radians per token of every rotary pair, float64 [D / 2].
+def rotary_frequencies(model: nn.Module, dim: int, *, partial: bool = False) -> Tensor:
+    """Radians per token of every rotary pair, float64 [D / 2], or with ``partial`` of those that turn.
 
     Raises `AatcError` where not all of the head turns, where frequencies depend on the length, or cos and sin are
     scaled.
@@ -24,7 +24,8 @@ def rotary_frequencies(model: nn.Module, dim: int) -> Tensor:
         if not name.rsplit(".", 1)[-1].startswith("rotary_emb") or not isinstance(found, Tensor):
             continue
         kind, scale = getattr(module, "rope_type", "default"), float(getattr(module, "attention_scaling", 1.0))
-        if kind in _MOVING or found.numel() != dim // 2 or scale != 1.0:
+        fits = found.numel() <= dim // 2 if partial else found.numel() == dim // 2
+        if kind in _MOVING or not fits or scale != 1.0:
             break
         return found.detach().to(torch.float64)
     raise AatcError(

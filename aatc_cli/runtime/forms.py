@@ -11,10 +11,10 @@ from aatc_cli.config import Window
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer
-from aatc_cli.models.quantized import library_codec
 from aatc_cli.runtime.fused.spec import fused_spec
 from aatc_cli.runtime.kernels.launch import fused_available
-from aatc_cli.runtime.packed.form import Codecs, packed_spec
+from aatc_cli.runtime.packed.form import packed_spec
+from aatc_cli.runtime.pressed.planned import unpacked_spec
 from aatc_cli.runtime.session import CacheChoice
 from aatc_cli.runtime.simulated.form import simulated_spec
 from aatc_cli.runtime.spec import CacheSpec
@@ -40,9 +40,8 @@ def plan_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, cache:
     kind = cache if cache != "auto" else chosen(plan, device)
     if plan.recipe.choices.classes.tiled:
         return tiles_spec(model, layers, plan.codecs(device), window, plan.layout, kind)
-    if kind == "simulated":
-        codecs = _simulated_codecs(plan, device)
-        return simulated_spec(model, layers, codecs, window, plan.recipe.coordinates, plan.layout)
+    if kind == "simulated" or plan.recipe.pressed:
+        return unpacked_spec(model, layers, plan, kind)
     return _stored_spec(model, layers, plan.codecs(device), window, kind, auto=cache == "auto")
 
 
@@ -67,13 +66,3 @@ def _stored_spec(
         if not auto:
             raise
         return packed_spec(model, layers, codecs, window)
-
-
-def _simulated_codecs(plan: Plan, device: str) -> Codecs:
-    """Codecs of a plan that a simulated cache reads; raises `AatcError` for what it does not do."""
-    if plan.classes.count > 1:
-        raise AatcError(
-            f"{plan.name} keeps tokens at {plan.classes.count} rates, which no cache holds yet",
-            "evaluate it with aatc eval, or plan with --recipe loss-aware",
-        )
-    return plan.simulated_codecs(device, library=library_codec)

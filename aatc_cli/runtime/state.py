@@ -19,6 +19,7 @@ from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import exact_attention
 from aatc_cli.models.cache_hooks import CacheCall
 from aatc_cli.runtime.batch import Fresh, Group, Step, alike, check_rows, new_tokens, starts_of
+from aatc_cli.runtime.pressed.store import tell_choices
 from aatc_cli.runtime.sliding import SlidingStore
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.store import LayerView, Store, Tables
@@ -41,6 +42,8 @@ class CompressedState:
         # of an assistant, which drafts several steps before it takes some of them back
         self.drafting = False
         self.groups: list[Group] = []
+        # by sequence and compressed layer, what a press leaves of the prompt that comes next [1, H, P]
+        self.ahead: list[list[Tensor]] = []
         self._done: list[Step] = []
         self._step: Step | None = None
         self._tables: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -66,7 +69,10 @@ class CompressedState:
         Raises `AatcError` where no byte law is known: of a simulated cache that was made from bare codecs.
         """
         if self.spec.layout is None:
-            raise AatcError("a simulated cache of bare codecs has no byte law", "attach a plan, whose size is known")
+            raise AatcError(
+                "a simulated cache of bare codecs, or of a pressed prompt, has no byte law of its tokens alone",
+                "attach a plan without a press that acts at the end of a prompt",
+            )
         share = self.spec.dtype.itemsize / 2
         total = 0.0
         for group in self.groups:
@@ -291,6 +297,10 @@ class CompressedState:
         news = [counts[group.rows[0]] for group in groups]
         self._step = Step(width, news, [[] for _ in groups] if self.recording else [], [])
         self._tables.clear()
+        if self.ahead:
+            for group in groups:
+                tell_choices(group.stores, [self.ahead[row] for row in group.rows])
+            self.ahead = []
 
     def _steady_step(self) -> Step:
         """The next single token of a batch of one length, with no look at the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.methods.allocators.one_width import width_of
 from aatc_cli.methods.choices import Choices, MethodTables
 from aatc_cli.methods.recipe import Recipe
+from aatc_cli.stages.pressing import pressed_plan
 
 # budgets given as a ratio or a size are met on a grid of 1/1024 bit per channel
 _GRID = 1024
+# of sums that floats leave a little above a whole number
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,17 @@ def _whiten_command(recipe: Recipe) -> str:
 def check(plan: Plan, transform: Path | None = None) -> list[Difference]:
     """Re-derive a plan from its transform and its own settings; the widths that differ, none when identical."""
     made_from = plan.transform(transform)
-    derived, _, _ = derive(made_from, made_from.energies(), plan.recipe, plan.budget)
-    return [
+    derived, layout, _ = derive(made_from, made_from.energies(), plan.recipe, plan.budget)
+    differences = [
         Difference(layer, side, channel, planned, int(derived.bits[layer][side].flat[channel]))
         for layer, widths in enumerate(plan.bits)
         for side in SIDES
         for channel, planned in enumerate(widths[side])
         if planned != int(derived.bits[layer][side].flat[channel])
     ]
+    if layout.keep != plan.keep:
+        raise plan.artifact.damaged(f"the share of tokens that stay is {plan.keep}, and not {layout.keep}")
+    return differences
 
 
 def derive(
@@ -130,12 +137,14 @@ def derive(
 ) -> tuple[Allocation, CacheLayout, float]:
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     planner = Planner.of(transform, energies, recipe)
+    if recipe.pressed:
+        return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget))
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
         fixed = planner.allocation(budget.value)
         return fixed, planner.layout(fixed), budget.value
     assert budget.context is not None
-    allowed = allowed_bytes(budget, planner.choices.nominal_layout(planner.geometry, planner.groups, 0.0))
+    allowed = allowed_bytes(budget, planner.nominal(0.0))
     low, high = 1, min(recipe.max_bits, MAX_BITS) * _GRID
     best: tuple[Allocation, CacheLayout, float] | None = None
     while low <= high:
@@ -178,12 +187,24 @@ class Planner:
         """Widths at an average of ``bits``; raises `AatcError` when they cannot be had."""
         return self.choices.allocate(self.energies, bits, self.groups, self.tables)
 
-    def layout(self, allocation: Allocation) -> CacheLayout:
-        """The byte law of an allocation."""
+    def fits(self, budget: Budget) -> Callable[[CacheLayout], bool]:
+        """Whether all that is packed is within the budget: bits of a number of the text, or bytes at its context."""
+        if budget.unit == "bits":
+            return lambda law: law.bits_packed <= budget.value + _ROUNDING
+        assert budget.context is not None
+        tokens, allowed = budget.context, allowed_bytes(budget, self.nominal(0.0))
+        return lambda law: law.bytes(tokens) <= allowed
+
+    def nominal(self, bits: float) -> CacheLayout:
+        """The byte law at an average width."""
+        return self.choices.nominal_layout(self.geometry, self.groups, bits)
+
+    def layout(self, allocation: Allocation, keep: float = 1.0) -> CacheLayout:
+        """The byte law of an allocation; keep: share of the tokens that a press leaves."""
         bits: list[dict[Side, Any]] = [{side: layer[side].tolist() for side in SIDES} for layer in allocation.bits]
         if allocation.classes is None:
             blocks = sum(int(layer[side].sum()) for layer in allocation.starts or () for side in SIDES)
-            return self.choices.layout(self.geometry, self.groups, [bits], blocks)
+            return self.choices.layout(self.geometry, self.groups, [bits], blocks, keep)
         by_class = [
             [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
         ]

@@ -47,7 +47,9 @@ def run(tiny_llama, with_gradients, tmp_path_factory) -> Run:
 
 
 def test_every_simulated_recipe_is_tried():
-    simulated = {name for name in available("recipes") if not load_recipe(name).packed} - {"fp16"}
+    recipes = [load_recipe(name) for name in available("recipes")]
+    # those with a press: tests/stages/test_pressed_plans.py
+    simulated = {recipe.name for recipe in recipes if not recipe.packed and not recipe.pressed} - {"fp16"}
     assert simulated == set(BUDGETS) | LIBRARIES
 
 

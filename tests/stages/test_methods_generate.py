@@ -19,9 +19,9 @@ PUBLISHED = [name for name in available("recipes") if not load_recipe(name).pack
 
 @pytest.fixture(scope="module")
 def model(new_model, tmp_path_factory):
-    """A tiny model with room for a prompt in bytes and heads of 32, whose flush blocks fill groups of 64."""
+    """A tiny model with room for two prompts in bytes and heads of 32, whose flush blocks fill groups of 64."""
     folder = tmp_path_factory.mktemp("generate") / "tiny"
-    return new_model(folder, max_position_embeddings=1100, num_hidden_layers=2, head_dim=32)
+    return new_model(folder, max_position_embeddings=2400, num_hidden_layers=2, head_dim=32)
 
 
 @pytest.fixture(scope="module")

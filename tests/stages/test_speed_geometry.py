@@ -18,7 +18,7 @@ from aatc_cli.evals.bench import findings, ours
 from aatc_cli.evals.bench import geometry as speed_geometry
 from aatc_cli.evals.bench import whole_model as speed_whole
 from aatc_cli.evals.bench.attention import Timing
-from aatc_cli.evals.bench.geometry import measure_geometry
+from aatc_cli.evals.bench.geometry import Form, measure_geometry
 from aatc_cli.evals.bench.model_steps import InPlaceState, full_state
 from aatc_cli.evals.bench.packed import PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, TileWork
@@ -86,7 +86,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
 
 @pytest.mark.usefixtures("bench")
 def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
-    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, Form())
     assert [row.backend for row in result.rows] == ["sdpa-flash-packed", "flashinfer", "float8-triton", "fused"]
     # the fastest on a bfloat16 cache is the reference, whoever it is of; the float8 cache is not one
     assert [row.ratio for row in result.rows] == pytest.approx([4 / 1.5, 1, 2.5 / 1.5, 3 / 1.5])
@@ -109,7 +109,7 @@ def test_every_backend_has_a_row_and_ours_has_roofs(tmp_path: Path) -> None:
 def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "float8_timing", lambda *_: "Triton is not installed")
     monkeypatch.setattr(findings, "peer_timings", lambda *_: ([], {"flashinfer": "no whole pages"}))
-    result = measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, Form())
     assert result.left_out == {
         "float8-triton at 1 x 1412": "Triton is not installed",
         "flashinfer at 1 x 1412": "no whole pages",
@@ -121,7 +121,7 @@ def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkey
 def test_wrong_numbers_have_no_speed(bench: type[FakeBench], tmp_path: Path, monkeypatch: Any, error: float) -> None:
     monkeypatch.setattr(bench, "error", error)
     with pytest.raises(AatcError, match="no time is reported"):
-        measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, whole=False)
+        measure_geometry(PROFILE, 2.0, [(1412, 1)], 3, CUDA, Form())
     assert not (tmp_path / "evals").exists()
 
 
@@ -132,7 +132,7 @@ def test_head_groups_of_several_heads_run_on_the_packed_cache(
 ) -> None:
     original = PackedBench.of.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(PackedBench, "of", lambda *shape: original(PackedBench, *shape[:-1], CPU))
-    result = measure_geometry(PROFILE, 2.0, [(700, 2)], 2, CUDA, whole=False, groups=groups)
+    result = measure_geometry(PROFILE, 2.0, [(700, 2)], 2, CUDA, Form(groups=groups))
     assert [row.backend for row in result.rows][-1] == "packed"
     assert (result.groups, result.method, result.rates) == (groups, f"synthetic-groups-{groups}-2", None)
     assert result.checks[0].backend == "packed"
@@ -243,7 +243,7 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
         "synthetic_spec": spec_of,
     }.items():
         monkeypatch.setattr(speed_geometry, name, value)
-    result = measure_geometry(PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, whole=True)
+    result = measure_geometry(PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, Form(whole=True))
     # tables of the fused cache are no part of what an uncompressed one takes
     assert order == ["uncompressed", "uncompressed", "tables", "fused", "fused"]
     decode = [row for row in result.rows if row.part == "decode"]
@@ -261,7 +261,7 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("bench")
 def test_the_report_has_times_bounds_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
-    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, whole=False)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, Form())
     row = speed_whole.SpeedMemory(
         context=500,
         batch=2,

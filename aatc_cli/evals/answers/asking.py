@@ -78,7 +78,7 @@ class Asker:
             cache_keyword(model),
             Batch.of([s.tokens for s in samples], torch.device(self.opened.options.device)),
             caches,
-            lambda b: shared_prefill(caches, b.ids, b.mask, b.positions),
+            lambda b: shared_prefill(caches, b.ids, b.mask, b.positions, tokenizer.encode),
             room,
             end_tokens(model),
             # the score never falls as the text grows, so a full one cannot change any more

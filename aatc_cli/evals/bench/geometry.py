@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -11,7 +12,7 @@ from aatc_cli.artifacts.versions import versions
 from aatc_cli.console import progress, say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.findings import Findings, compare_attention
-from aatc_cli.evals.bench.ours import FUSED_WINDOW, THETA, fused_attention, packed_attention
+from aatc_cli.evals.bench.ours import FUSED_WINDOW, THETA, fused_attention, packed_attention, tile_attention
 from aatc_cli.evals.bench.rates import device_rates
 from aatc_cli.evals.bench.rows import Size, recorded, speed_rows
 from aatc_cli.evals.bench.synthetic_spec import synthetic_spec
@@ -20,31 +21,38 @@ from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions, device_name
 from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
-from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is timed: the fused cache, or with ``groups`` the packed one with as many head groups on each side.
+
+    tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too.
+    """
+
+    whole: bool = False
+    groups: int | None = None
+    tiles: bool = False
 
 
 def measure_geometry(
-    profile: ModelProfile,
-    bits: float,
-    sizes: list[Size],
-    repeats: int,
-    options: EvalOptions,
-    *,
-    whole: bool,
-    groups: int | None = None,
+    profile: ModelProfile, bits: float, sizes: list[Size], repeats: int, options: EvalOptions, form: Form
 ) -> SpeedResult:
-    """Time one layer's decode attention, and with ``whole`` a model's decode step, at every (context, batch).
+    """Time one layer's decode attention, and where asked a model's decode step, at every (context, batch).
 
-    The cache is the fused one, or with ``groups`` the packed one with as many head groups on each side. The reference
-    is the fastest attention on a bfloat16 cache in place. Raises `AatcError` without a GPU (or, for the fused cache,
-    CuPy), or when the output is not the twin's.
+    The reference is the fastest attention on a bfloat16 cache in place. Raises `AatcError` without a GPU (or, for the
+    fused caches, CuPy), or when the output is not the twin's.
     """
-    _check_device(options.device, groups)
+    groups, whole = form.groups, form.whole
+    _check_device(options.device, form)
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
     found, rates = Findings(), device_rates(device) if groups is None else None
     with progress("eval speed", len(sizes) * (1 + 2 * whole)) as ticker:
         for size in sizes:
-            if groups is None:
+            if form.tiles:
+                ours = tile_attention(geometry, bits, size, repeats, device)
+            elif groups is None:
                 ours = fused_attention(geometry, bits, size, repeats, device, rates)
             else:
                 ours = packed_attention(geometry, groups, bits, size, repeats, device)
@@ -55,7 +63,7 @@ def measure_geometry(
     for place, reason in found.left_out.items():
         say(f"eval: {place} is left out: {reason}")
     return SpeedResult(
-        recipe="synthetic" if groups is None else f"synthetic-groups-{groups}",
+        recipe=synthetic_name(groups, form.tiles),
         budget=f"{bits:g}",
         model=profile.name,
         bits=bits,
@@ -78,14 +86,21 @@ def measure_geometry(
     )
 
 
-def _check_device(device: str, groups: int | None) -> None:
-    """Raise `AatcError` where the cache of these head groups cannot be timed."""
+def synthetic_name(groups: int | None, tiles: bool) -> str:
+    """The method of a result of a profile alone."""
+    return "synthetic-tiles" if tiles else "synthetic" if groups is None else f"synthetic-groups-{groups}"
+
+
+def _check_device(device: str, form: Form) -> None:
+    """Raise `AatcError` where the cache of this form cannot be timed."""
     if not device.startswith("cuda"):
         raise AatcError("a geometry is timed on a CUDA device", "give --device cuda, or name a model")
-    if groups is None and not fused_available():
+    if form.groups is None and not fused_available():
         raise AatcError(
             "the fused kernels are timed on a CUDA device with CuPy", "pip install 'aatc[cuda]', or give --groups all"
         )
+    if form.tiles and not on_hopper(torch.device(device)):
+        raise AatcError("fused tiles are timed on a GPU of compute capability 9.0", "leave out --tiles")
 
 
 def _whole(

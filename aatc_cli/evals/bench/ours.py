@@ -11,6 +11,7 @@ from aatc_cli.evals.bench.attention import CHECK_BOUND, FusedBench, Timing
 from aatc_cli.evals.bench.packed import PACKED_BOUND, PackedBench
 from aatc_cli.evals.bench.roofline import DeviceRates, Roofline, TileWork
 from aatc_cli.evals.bench.rows import Size
+from aatc_cli.evals.bench.tile_attention import TileBench
 
 # rotary base of Llama 3.1: it decides how many pairs are reconstructed
 THETA = 500_000.0
@@ -39,6 +40,13 @@ def fused_attention(
     if rates is not None:
         roof = Roofline.of(TileWork.of(bench.tables), batch * bench.tiles, timing.bytes_moved, rates)
     return Ours(timing, error, CHECK_BOUND, roof)
+
+
+def tile_attention(geometry: Geometry, bits: float, size: Size, repeats: int, device: torch.device) -> Ours:
+    """Over records of tiles with three classes, of a synthetic plan whose tiles take ``bits`` a number."""
+    context, batch = size
+    bench = TileBench.of(geometry, FUSED_WINDOW, bits, THETA, [context] * batch, device)
+    return Ours(*bench.measure(repeats), CHECK_BOUND)
 
 
 def packed_attention(

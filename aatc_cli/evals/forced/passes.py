@@ -8,23 +8,23 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
+from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attention
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
-from aatc_cli.evals.forced.tiles import OnClasses, tile_codecs, tiles_attention
+from aatc_cli.evals.forced.tiles import tile_codecs, tiles_attention
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, attention_override, logits_at
 
 
-def attention_of(method: Method, on_classes: OnClasses | None = None, prompt: int = 0) -> AttentionFunction:
+def attention_of(method: Method, prompt: int = 0) -> AttentionFunction:
     """The attention of a method that codes layer by layer, behind a prefill of ``prompt`` tokens.
 
-    on_classes: told the classes of packed tokens of every layer, by methods that have some. Raises `ValueError` for
-    codecs over all layers, which take several passes.
+    Raises `ValueError` for codecs over all layers, which take several passes.
     """
     codec = method.codecs[0]["k"]
     if isinstance(codec, LayersCodec):
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
-        return tiles_attention(tile_codecs(method), codec.rule, method.window, on_classes, prompt)
+        return tiles_attention(tile_codecs(method), codec.rule, method.window, None, prompt)
     return method_attention(method, prompt)
 
 
@@ -36,15 +36,21 @@ def forced_logits(
     tokens: Tensor,
     positions: Tensor,
     prompt: int = 0,
-    on_classes: OnClasses | None = None,
+    on_kept: OnKept | None = None,
 ) -> Tensor:
     """Logits of rising ``positions`` [n] of windows [B, T] read through the compressed cache. -> [B, n, V].
 
     The first ``prompt`` tokens enter the cache in one prefill: they see one another exactly, and what is packed of
     them is packed behind it, as the caches of `runtime` do. Without a prompt every token is decoded by itself. Tokens
-    behind the last position change nothing, so windows may be filled up there.
+    behind the last position change nothing, so windows may be filled up there. on_kept: told by methods with a press
+    what is left in every layer.
     """
     if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits_at(model, sites, method, tokens, positions, prompt)
-    with attention_override(model, sites, attention_of(method, on_classes, prompt)):
+    if method.press is None:
+        function = attention_of(method, prompt)
+    else:
+        chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
+        function = pressed_attention(method, prompt, chosen, on_kept)
+    with attention_override(model, sites, function):
         return logits_at(model, tokens, positions.to(tokens.device))

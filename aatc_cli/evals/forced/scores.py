@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
 from aatc_cli.evals.forced.chunked import chunked_logits
-from aatc_cli.evals.forced.passes import attention_of
+from aatc_cli.evals.forced.passes import attention_of, forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import attention_override, scored_logits
@@ -25,12 +26,16 @@ _POSITIONS = 256
 
 @dataclass
 class Scores:
-    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1."""
+    """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
+
+    kept: of methods with a press, the share of the packed tokens that is left, by layer and kv head [L, H].
+    """
 
     kl: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, Any]:
@@ -49,6 +54,13 @@ class Scores:
             "top1": top1,
             "top1_stderr": top1_stderr,
         }
+
+    def kept_shares(self) -> list[list[float]] | None:
+        """Shares of the packed tokens that a press left, by layer and kv head; None without one."""
+        if not self.kept:
+            return None
+        shares: list[list[float]] = torch.stack(self.kept).to(torch.float64).mean(0).tolist()
+        return shares
 
     def nll_summary(self) -> dict[str, Any]:
         """nll with its standard error over windows, the reference's on the same positions, and both by window."""
@@ -72,8 +84,12 @@ def score_windows(
     windows: Tensor,
     first: int,
     after: Callable[[str], None],
+    prompt: int = 0,
 ) -> list[Scores]:
-    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done."""
+    """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done.
+
+    prompt: leading tokens of a window that enter the caches in one prefill, as `passes.forced_logits` has it.
+    """
     results = [Scores() for _ in methods]
     device = input_device(model)
     for index, window in enumerate(windows):
@@ -86,7 +102,7 @@ def score_windows(
         after("reference")
         for method, scores in zip(methods, results, strict=True):
             began = time.perf_counter()
-            logits = _logits(model, sites, method, tokens, first)
+            logits = _logits(model, sites, method, tokens, range(first, tokens.shape[1] - 1), prompt, scores)
             check_finite(logits, method.name, index)
             _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
@@ -94,11 +110,33 @@ def score_windows(
     return results
 
 
-def _logits(model: nn.Module, sites: list[AttentionSite], method: Method, tokens: Tensor, first: int) -> Tensor:
-    if isinstance(method.codecs[0]["k"], LayersCodec):
-        return chunked_logits(model, sites, method, tokens, first)
-    with attention_override(model, sites, attention_of(method)):
-        return scored_logits(model, tokens, first)
+def _logits(
+    model: nn.Module,
+    sites: list[AttentionSite],
+    method: Method,
+    tokens: Tensor,
+    positions: range,
+    prompt: int,
+    scores: Scores,
+) -> Tensor:
+    left: dict[int, Tensor] = {}
+    if not prompt and method.press is None:
+        if isinstance(method.codecs[0]["k"], LayersCodec):
+            return chunked_logits(model, sites, method, tokens, positions.start)
+        with attention_override(model, sites, attention_of(method)):
+            return scored_logits(model, tokens, positions.start)
+
+    def keep(layer: int, kept: Tensor, packed: int) -> None:
+        if method.press is not None and method.press.acts == "prompt":
+            # what came later was not chosen from
+            packed = packed_tokens(prompt, method.window)
+        span = kept[..., method.window.sinks : method.window.sinks + packed]
+        left[layer] = span.double().mean((0, 2)).cpu()
+
+    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep)[0]
+    if left:
+        scores.kept.append(torch.stack([left[layer] for layer in sorted(left)]))
+    return logits
 
 
 def _compare(scores: Scores, reference: Tensor, logits: Tensor, targets: Tensor) -> None:

@@ -21,12 +21,14 @@ from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.codec import Codec
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 from aatc_cli.models.capture import capture
+from aatc_cli.runtime.second_pass import Reader
 
 _TILE = 256
 
@@ -39,13 +41,16 @@ class Method:
     """A compressed cache to evaluate: one codec per layer and side, and the window it keeps exact.
 
     coordinates: what the codecs are given, keys before RoPE and vectors without projection bias ("pre-rope"), or both
-    as the model's own cache holds them. A codec over all layers is the same object in every layer.
+    as the model's own cache holds them. A codec over all layers is the same object in every layer. press: which tokens
+    stay, where some do not; reader: reads a prompt a second time, for a press that asks for it.
     """
 
     name: str
     codecs: Codecs
     window: Window
     coordinates: Coordinates
+    press: Pressed | None = None
+    reader: Reader | None = None
 
 
 def method_logits(

@@ -22,7 +22,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, _measured(frame, scores))
+        frame.evaluation(subject, scores.seconds, _measured(frame, scores), scores.kept_shares())
         for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
 

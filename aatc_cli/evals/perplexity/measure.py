@@ -23,7 +23,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:
     return [
-        frame.evaluation(subject, scores.seconds, _measured(scores))
+        frame.evaluation(subject, scores.seconds, _measured(scores), scores.kept_shares())
         for subject, scores in zip(subjects, forced_scores(frame, subjects), strict=True)
     ]
 

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from aatc_cli.console import progress
 from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.ruler.job import Job
-from aatc_cli.evals.subjects import Subject, placed_codecs
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.adapter import AttentionSite, attention_sites
 from aatc_cli.models.attention import logits_at
 from aatc_cli.models.placement import input_device
+from aatc_cli.runtime.second_pass import Reader
 from aatc_cli.text.ruler.prompt import Reference
 
 
@@ -41,6 +43,7 @@ class Forcer:
         self.opened = opened
         self.model = opened.model()
         self.sites: list[AttentionSite] = attention_sites(self.model)
+        self.reader = Reader(self.opened.tokenizer.encode)
         self._methods: dict[str, Method | None] = {}
 
     def answers(self, job: Job, subjects: Sequence[Subject]) -> tuple[list[list[Forced]], list[float]]:
@@ -72,8 +75,7 @@ class Forcer:
 
     def _logits(self, subject: Subject, tokens: Tensor, positions: Tensor) -> Tensor:
         if subject.name not in self._methods:
-            recipe, codecs = subject.recipe, placed_codecs(subject, self.sites, self.opened.options)
-            made = Method(subject.name, codecs, recipe.window, recipe.coordinates)
+            made = method_of(subject, self.sites, self.opened.options, self.reader)
             self._methods[subject.name] = None if subject.plan is None else made
         method = self._methods[subject.name]
         if method is None:

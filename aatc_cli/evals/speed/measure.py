@@ -10,7 +10,7 @@ import torch
 from aatc_cli.artifacts.versions import versions
 from aatc_cli.console import progress
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.bench.geometry import measure_geometry
+from aatc_cli.evals.bench.geometry import Form, measure_geometry, synthetic_name
 from aatc_cli.evals.caches import cache_kind, require_stored, session_of
 from aatc_cli.evals.call import Call, require_own_dtype
 from aatc_cli.evals.keeping import kept
@@ -29,8 +29,8 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     Raises `UsageError` for a subject without a plan and for options of a profile alone, `AatcError` for a context the
     model does not have or when the first decoded logits are not those expected: then nothing is written of that plan.
     """
-    if settings.whole_model or settings.groups != "heads":
-        option = "--whole-model" if settings.whole_model else "--groups"
+    if settings.whole_model or settings.tiles or settings.groups != "heads":
+        option = "--whole-model" if settings.whole_model else "--tiles" if settings.tiles else "--groups"
         raise UsageError(f"{option} is of a profile alone, and a model was named", "leave it out, or leave out --model")
     require_stored(opened.subjects, opened.options, "is what every plan is timed against")
     for subject in opened.subjects:
@@ -53,6 +53,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     groups = head_groups_of(settings.groups, call.profile.geometry.kv_heads)
     if settings.whole_model and groups is not None:
         raise UsageError("whole decode steps are timed with the fused cache", "leave out --groups or --whole-model")
+    if settings.tiles and (settings.whole_model or groups is not None):
+        raise UsageError("of fused tiles the attention of heads alone is timed", "leave out the other options")
     kind = "fused" if groups is None else "packed"
     if call.options.cache not in ("auto", kind):
         raise UsageError(f"this is the speed of the {kind} cache, not of {call.options.cache}", "see --groups")
@@ -66,15 +68,17 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         "repeats": settings.repeats,
         "whole_model": settings.whole_model,
         "groups": groups,
+        "tiles": settings.tiles,
         **_place(call.options),
     }
-    name = "synthetic" if groups is None else f"synthetic-groups-{groups}"
+    name = synthetic_name(groups, settings.tiles)
     draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
     sizes = [(context, batch) for context in settings.geometry_contexts for batch in settings.batch]
-    profile, options, whole = call.profile, call.options, settings.whole_model
+    profile, options, repeats = call.profile, call.options, settings.repeats
+    form = Form(settings.whole_model, groups, settings.tiles)
 
     def measured() -> Result:
-        timed = measure_geometry(profile, call.budgets[0], sizes, settings.repeats, options, whole=whole, groups=groups)
+        timed = measure_geometry(profile, call.budgets[0], sizes, repeats, options, form)
         return timed.model_copy(update={"protocol": protocol, "cache": kind})
 
     return [kept(call.run.evals, draft, f"speed of {profile.name}", force=options.force, measured=measured)]

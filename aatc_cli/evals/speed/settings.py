@@ -12,7 +12,7 @@ _Positive = Annotated[int, Field(ge=1)]
 
 
 class Settings(_Base):
-    """Every context with every batch, each measured ``repeats`` times. The last two are of a profile alone."""
+    """Every context with every batch, each measured ``repeats`` times. The last three are of a profile alone."""
 
     context: tuple[_Positive, ...] = Field(
         (), strict=False, description="Tokens in the cache. Default: 2048, or 8192 of a profile alone."
@@ -20,6 +20,7 @@ class Settings(_Base):
     batch: tuple[_Positive, ...] = Field((1,), strict=False, min_length=1, description="Sequences at once.")
     repeats: int = Field(5, ge=1, description="Times each size is measured.")
     whole_model: bool = Field(False, description="Time whole decode steps too, random weights (profile alone).")
+    tiles: bool = Field(False, description="Time fused tiles with classes instead (profile alone, Hopper).")
     groups: str = Field("heads", description="Head groups: heads (fused kernels), all, or a number (profile alone).")
 
     @property

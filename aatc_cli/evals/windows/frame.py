@@ -61,16 +61,25 @@ class Frame:
             stride=self._stride,
             first=s.first_position,
             queries=s.measured_queries,
+            **({"prompt": s.prompt_tokens} if s.prompt_tokens else {}),
         )
 
-    def evaluation(self, subject: Subject, seconds: float, measured: dict[str, Any]) -> Evaluation:
-        """The record of one subject with what was measured."""
+    def evaluation(
+        self, subject: Subject, seconds: float, measured: dict[str, Any], kept: list[list[float]] | None = None
+    ) -> Evaluation:
+        """The record of one subject with what was measured. kept: of a press, what kv heads keep, by layer."""
         s, tokens, window = self.settings, self.windows.tokens, subject.recipe.window
         layout = subject.plan.layout if subject.plan else None
+        origin = self.opened.origin(subject)
+        if layout is not None and kept is not None:
+            even = subject.recipe.choices.press.spread == "head"
+            layout = layout.of_prompt(s.prompt_tokens, () if even else kept)
+            origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
+            measured = measured | {"kept_share": sum(map(sum, kept)) / sum(map(len, kept))}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries
         return Evaluation.model_validate(
             {
-                **self.opened.origin(subject),
+                **origin,
                 "task": self.opened.task,
                 "protocol": self.protocol(),
                 "seconds": seconds,

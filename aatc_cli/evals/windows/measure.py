@@ -8,13 +8,15 @@ from aatc_cli.artifacts.evaluation import Evaluation, write_evaluation
 from aatc_cli.console import progress, say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.forced.scores import Scores, score_windows
-from aatc_cli.evals.forced.teacher_forced import Method
+from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.subjects import Subject, placed_codecs
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import Frame, check_packed
+from aatc_cli.evals.windows.prompts import check_prompt
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.models.adapter import attention_sites
+from aatc_cli.runtime.second_pass import Reader
 
 # evaluations of these subjects on one text, in their order
 Runner = Callable[[Frame, Sequence[Subject]], list[Evaluation]]
@@ -32,6 +34,7 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
             "use a smaller --first or a larger --length",
         )
     opened.check_length(settings.length)
+    check_prompt(opened.subjects, settings)
     for subject in opened.subjects:
         check_packed(subject, settings.length)
     frames = [Frame.of(opened, settings, text) for text in dict.fromkeys(settings.text)]
@@ -64,9 +67,8 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
     opened = frame.opened
     model = opened.model()
     sites = attention_sites(model)
-    methods = [
-        Method(s.name, placed_codecs(s, sites, opened.options), s.recipe.window, s.recipe.coordinates) for s in subjects
-    ]
+    reader = Reader(opened.tokenizer.encode)
+    methods = [method_of(subject, sites, opened.options, reader) for subject in subjects]
     what = f"eval {opened.task}"
     with progress(what, frame.windows.tokens.shape[0] * (1 + len(methods))) as ticker:
         return score_windows(
@@ -76,4 +78,5 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
             frame.windows.tokens,
             frame.settings.first_position,
             lambda name: ticker.advance(text=f"{what}: {name}"),
+            frame.settings.prompt_tokens,
         )

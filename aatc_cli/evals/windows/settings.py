@@ -11,6 +11,9 @@ from aatc_cli.config import Settings
 TEXT = "builtin:python-docs-test"
 
 
+PROMPT = "Tokens of a window that are a prompt: they attend to one another exactly, then they are compressed."
+
+
 class WindowSettings(Settings):
     """What the tasks share that score windows of held-out text."""
 
@@ -26,7 +29,12 @@ class WindowSettings(Settings):
     @property
     def first_position(self) -> int:
         """First scored position of a window."""
-        return self.first if self.first is not None else self.default_first
+        return self.first if self.first is not None else max(self.default_first, self.prompt_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a window that enter the cache in one prefill, of a task that can; 0: each is a decode step."""
+        return 0
 
     @property
     def default_first(self) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.layout import Widths
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.methods.choices import Choices
+    from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Library, Site
 
 GROUP = 64
@@ -29,6 +30,10 @@ class LibraryQuantizer(Quantizer):
     package: ClassVar[str]
     widths: ClassVar[tuple[int, ...]]
     layer: ClassVar[str]
+
+    def along_tokens(self, recipe: RecipeFields) -> bool:
+        """Its groups run through a flush block."""
+        return True
 
     def overheads(
         self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths, blocks: int

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aatc_cli.core.overheads import Overheads
     from aatc_cli.core.stats import LayerStats
     from aatc_cli.methods.choices import Choices
+    from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Site
 
 # widths for which signposts are placed, and the share of values that KVQuant leaves to its sparse part
@@ -32,6 +33,10 @@ class Signposts(Quantizer):
     goes_with = together(allocator=("one-width",), transform=("identity",), coordinates=("pre-rope",))
     gradients = True
     asked = True
+
+    def along_tokens(self, recipe: RecipeFields) -> bool:
+        """The exact keys are those of a flush block."""
+        return True
 
     def tables(self, side: Side, stats: LayerStats, latents: Callable[[], Tensor], groups: int) -> dict[str, Tensor]:
         """``points_b`` [2^b] of every width, for keys ``low`` and ``high`` [C]; raises as `row_weights`."""

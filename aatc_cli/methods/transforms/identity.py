@@ -20,6 +20,7 @@ class Identity(Transform):
     meaning = "the vector as it is"
     kinds = ("linear", "uncalibrated")
     stored = False
+    mixes = False
 
     def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
         """Identity matrices."""

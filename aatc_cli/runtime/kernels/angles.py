@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,36 @@ def slot_angles(frequencies: Tensor, positions: Tensor) -> Tensor:
     """Angles of exact tokens at ``positions`` [n]. -> float32 [n, D / 2, 2]: cos, sin."""
     angle = positions.to(torch.float64)[:, None] * frequencies.to(torch.float64)
     return torch.stack((angle.cos(), angle.sin()), -1).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class TileTurns:
+    """Angles for the kernel of tiles with classes, from 64 tokens before the first token behind the sinks.
+
+    place_turns float16 [64, D / 16 * 4 + 1, 4] and start_turns [tiles, D / 16 * 4, 4]: cos, cos, sin, sin of pairs
+    8 j + 2 t and 8 j + 2 t + 1, of places in a tile and of the starts of tiles; place_angles float32 [64, D / 2, 2] and
+    start_angles [n, D / 2, 2], as far as the window reaches: cos and sin for exact tokens.
+    """
+
+    place_turns: Tensor
+    start_turns: Tensor
+    start_angles: Tensor
+    place_angles: Tensor
+
+    @classmethod
+    def of(cls, frequencies: Tensor, first: int, tiles: int, recent: int) -> TileTurns:
+        """Of rotary ``frequencies`` [D / 2], for ``tiles`` tiles and a window of ``recent`` tokens behind them.
+
+        first: the position of the first token behind the sinks.
+        """
+        device = frequencies.device
+        places = torch.arange(TILE, device=device)
+        starts = first - TILE + TILE * torch.arange(tiles + 2 + -(-recent // TILE), device=device)
+        place_angles, start_angles = slot_angles(frequencies, places), slot_angles(frequencies, starts)
+        turns = [_of_pairs(angles) for angles in (place_angles, start_angles[1 : tiles + 1])]
+        return cls(torch.nn.functional.pad(turns[0], (0, 0, 0, 1)), turns[1], start_angles, place_angles)
+
+
+def _of_pairs(angles: Tensor) -> Tensor:
+    """Cos and sin [n, D / 2, 2] as float16 [n, D / 4, 4]: cos of two neighbouring pairs, then their sin."""
+    return angles.view(angles.shape[0], -1, 2, 2).transpose(2, 3).flatten(2).to(torch.float16).contiguous()

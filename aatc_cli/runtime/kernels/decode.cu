@@ -13,6 +13,7 @@
 #define HT ((G + 3) / 4)  // tiles of 4 query heads, each in an even column
 
 #include "device.cuh"
+#include "shape.cuh"
 #include "values.cuh"
 #include "exact.cuh"
 #include "absorb.cuh"

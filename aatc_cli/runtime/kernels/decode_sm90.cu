@@ -17,6 +17,7 @@
 #define TINY 0x1C001C00u       // 1 / 256
 
 #include "device.cuh"
+#include "shape.cuh"
 #include "wgmma.cuh"
 #include "transfer_sm90.cuh"
 #include "span_sm90.cuh"

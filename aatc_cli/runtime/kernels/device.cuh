@@ -1,4 +1,4 @@
-// Instructions, element types and the launch's numbers, for all decode kernels.
+// Instructions and element types, for all decode kernels.
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -45,14 +45,6 @@ __device__ __forceinline__ void store(void* p, long long e, float v) {
   ((unsigned short*)p)[e] = (unsigned short)(pack2(v, 0.f) & 0xFFFF);
 #endif
 }
-
-struct Shape {
-  int heads, splits, exact, span, slots, sinks, ring, tile_bytes, max_tiles, stage_bytes, halves;
-  float scaling;  // softmax scale * log2(e)
-};
-#define SHAPE_ARGUMENTS int heads, int splits, int exact, int span, int slots, int sinks, int ring, int tile_bytes, int max_tiles, \
-                        int stage_bytes, int halves, float scaling
-#define SHAPE const Shape s = {heads, splits, exact, span, slots, sinks, ring, tile_bytes, max_tiles, stage_bytes, halves, scaling}
 
 // eight neighbouring elements of a row in the model's dtype
 __device__ __forceinline__ void eight(float (&v)[8], const void* p, long long e) {

@@ -15,6 +15,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionLayer, geometry_of
+from aatc_cli.runtime.fused_tiles.spec import fused_tiles_spec
 from aatc_cli.runtime.packed.form import codec_facts
 from aatc_cli.runtime.spec import CacheSpec, check_layers
 from aatc_cli.runtime.store import Coordinates, Kind, Store
@@ -59,10 +60,8 @@ def tiles_spec(
     """The caches of tiles of ``codecs`` on ``model``: in float32 (float64 for a float64 model), on its device.
 
     Raises `AatcError` for codecs that do not fit the model, a window that is not exact, or one that does not leave by
-    whole tiles, and for the fused kernels, which read other tiles.
+    whole tiles.
     """
-    if kind == "fused":
-        raise AatcError("the fused kernels do not read tiles with classes yet", "use --cache packed")
     rule = codecs[0]["k"].rule
     if not window.exact:
         raise AatcError("tiles hold no window of 8 bits yet", "use a window of 16 bits")
@@ -72,12 +71,15 @@ def tiles_spec(
             f"give the recipe a window with flush = {rule.tile}",
         )
     geometry, sites = geometry_of(model.config), check_layers(layers, len(codecs))
+    for site, pair in zip(sites, codecs, strict=True):
+        _check(pair, site.layer, geometry.channels, geometry.kv_heads)
+    if kind == "fused":
+        return fused_tiles_spec(model, layers, codecs, window, layout)
     parameter = next(model.parameters())
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     made = []
     for site, pair in zip(sites, codecs, strict=True):
         placed: dict[Side, TileCodec] = {side: pair[side].to(parameter.device, dtype) for side in SIDES}
-        _check(placed, site.layer, geometry.channels, geometry.kv_heads)
         held = PlainTiles(placed, rule, geometry.kv_heads) if kind == "simulated" else None
         biases = {"k": site.k_bias, "v": site.v_bias}
         made.append(TileLayer(site.layer, placed, biases, rule, geometry.kv_heads, held))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from aatc_cli.models.adapter import debias, rebias
 
 # tiles coded at once when a long prompt is packed, which bounds the float latents alive
 _TILES = 16
+_TILES_CUDA = 256
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class TileLayer:
         count = classes.shape[1]
         by_tile = {side: torch.unflatten(debias(rows[side], self.biases[side]), 1, (count, -1)) for side in SIDES}
         parts = []
-        for start in range(0, count, _TILES):
-            part = slice(start, start + _TILES)
+        at_once = _TILES_CUDA if self.device.type == "cuda" else _TILES
+        for start in range(0, count, at_once):
+            part = slice(start, start + at_once)
             latents = {side: self.codecs[side].codec.latents(by_tile[side][:, part]) for side in SIDES}
             parts.append(self.held.pack(latents, classes[:, part]))
         return torch.cat(parts, 1)

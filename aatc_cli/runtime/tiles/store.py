@@ -8,6 +8,7 @@ prompt in `watch`. When a tile of tokens leaves the window, its tokens are ranke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -156,12 +157,16 @@ class TileStore:
         self.received.sums = other.received.sums.index_select(0, index)
         self.tokens, self.pages = other.tokens, other.pages.select(places)
 
-    def snapshot(self) -> TileStore:
+    def snapshot(self) -> Self:
         """A store in the same state, which stays as it is whatever this one does; this one writes down its steps."""
-        new = TileStore(self.layer, self.window, self.batch, self.exact.ring_keys.dtype)
+        new = self.alike()
         new.adopt(self, range(self.batch))
         self.received.taken = []
         return new
+
+    def alike(self) -> Self:
+        """An empty store of the same form and batch."""
+        return type(self)(self.layer, self.window, self.batch, self.exact.ring_keys.dtype)
 
     def fits(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
         """Whether ``tensors``, of a file, can be the contents of such a store with ``tokens`` tokens."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +45,17 @@ def llama_of() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def token_logits() -> Callable[..., Tensor]:
     return logits_of
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tensor]:
+    """The kernel of tiles with classes under emulation, compiled once for every shape (`emulator.attend`)."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a compiler of C++")
+    spec = spec_from_file_location("emulator", Path(__file__).parent / "emulator.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    attend: Callable[..., Tensor] = partial(module.attend, tmp_path_factory.mktemp("kernels"))
+    return attend

@@ -1,0 +1,1 @@
+"""Presses, one file each: published rules of which tokens of a cache stay."""

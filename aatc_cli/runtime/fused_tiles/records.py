@@ -1,0 +1,218 @@
+"""Tiles as records of 16 tokens, head by head and class by class: the same codes as packed ones, in a kernel's order.
+
+    tile   = of every head, of every class that keeps anything in it: a record for each 16 of its tokens
+    record = places [16] u8 | key scales [16] u8 | value scales [16] u8 | parts of 4 bits, of 2, of 1: keys, then values
+
+Places are those of the tokens in their tile, so the order of a tile takes 8 bits a token of every head. What a record
+takes beyond the codes of its widths is empty slots (`slots`) and at most 15 bytes at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.scales import pack_scales, unpack_scales
+from aatc_cli.core.tile_bytes import TileBytes
+from aatc_cli.core.tile_classes import TileRule, rows_of
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_packing import SidePacking
+from aatc_cli.errors import AatcError
+from aatc_cli.runtime.fused_tiles.slots import ROWS, Part, Steps, arranged, lanes_of, parts_of, restored, steps_of
+
+_HEADER = 3 * ROWS
+_ALIGNMENT = 16
+_WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@dataclass(frozen=True)
+class Record:
+    """The records of one head and class: steps of both sides, where their parts lie, and the bytes of one."""
+
+    steps: dict[Side, Steps]
+    parts: dict[Side, list[Part]]
+    nbytes: int
+
+    @classmethod
+    def of(cls, widths: Mapping[Side, Tensor]) -> Record:
+        """From the widths [E] of the head's channels in the class; no bytes where nothing is kept."""
+        steps = {side: steps_of(widths[side].tolist(), side) for side in SIDES}
+        at, parts = _HEADER, {side: list[Part]() for side in SIDES}
+        for bits in (4, 2, 1):
+            for side in SIDES:
+                size = lanes_of(side) * bits
+                for place, entity in enumerate(steps[side].entities):
+                    for width, shift in parts_of(entity.width):
+                        if width == bits:
+                            parts[side].append(Part(bits, shift, place, at))
+                            at += size
+        kept = any(part.entities for part in steps.values())
+        return cls(steps, parts, at + -at % _ALIGNMENT if kept else 0)
+
+
+class RecordTiles:
+    """One layer's tiles in records: a form of tiles beside `core.tile_packing.TilePacking`, with its codes.
+
+    records[head][class]; starts[head][class] is where the first record of a class lies in a tile of ``nbytes``.
+    """
+
+    def __init__(self, codecs: Mapping[Side, TileCodec], rule: TileRule, heads: int) -> None:
+        _check(codecs, rule, heads)
+        self.rule, self.heads = rule, heads
+        self.sides = {side: SidePacking(codecs[side], rule) for side in SIDES}
+        self.size = self.sides["k"].size
+        self.records: list[list[Record]] = []
+        self.starts: list[list[int]] = []
+        self.nbytes = 0
+        for head in range(heads):
+            mine = slice(head * self.size, (head + 1) * self.size)
+            self.records.append([])
+            self.starts.append([])
+            for k, quota in enumerate(rule.quotas):
+                record = Record.of({side: codecs[side].bits[k, mine] for side in SIDES})
+                self.records[-1].append(record)
+                self.starts[-1].append(self.nbytes)
+                self.nbytes += quota // ROWS * record.nbytes
+
+    def pack(self, latents: Mapping[Side, Tensor], classes: Tensor) -> Tensor:
+        """Tiles [..., nbytes] of latents [..., t, C] of both sides and classes [..., orders, t]."""
+        rows = rows_of(classes)
+        coded = {side: self.sides[side].coded(latents[side], rows) for side in SIDES}
+        places = rows.expand(*rows.shape[:-2], self.heads, -1).to(torch.uint8)
+        pieces = []
+        for head in range(self.heads):
+            start = 0
+            for k, quota in enumerate(self.rule.quotas):
+                record = self.records[head][k]
+                if record.nbytes:
+                    mine = places[..., head, start : start + quota]
+                    part = {side: (coded[side][k][0][..., head, :], coded[side][k][1][..., head]) for side in SIDES}
+                    pieces.append(_packed(record, mine, part).flatten(-2))
+                start += quota
+        return torch.cat(pieces, -1) if pieces else latents["k"].new_zeros(*rows.shape[:-2], 0).to(torch.uint8)
+
+    def unpack(self, data: Tensor) -> tuple[dict[Side, Tensor], Tensor]:
+        """Latents [..., t, C] of both sides by place, and classes [..., orders, t], of tiles [..., nbytes].
+
+        Tokens that a head keeps nothing of are of the lowest class that is not kept.
+        """
+        rule, lead = self.rule, data.shape[:-1]
+        rows = torch.zeros(*lead, self.heads, rule.tile, dtype=torch.int64, device=data.device)
+        shape = (*lead, rule.tile, self.heads, self.size)
+        codes = {side: torch.zeros(shape, dtype=torch.int64, device=data.device) for side in SIDES}
+        alpha = {side: torch.zeros(shape[:-1], dtype=torch.float16, device=data.device) for side in SIDES}
+        for head in range(self.heads):
+            start, missing = 0, list[slice]()
+            for k, quota in enumerate(rule.quotas):
+                record, part = self.records[head][k], slice(start, start + quota)
+                start += quota
+                if not record.nbytes:
+                    missing.append(part)
+                    continue
+                size = quota // ROWS * record.nbytes
+                at = self.starts[head][k]
+                found = torch.unflatten(data[..., at : at + size], -1, (-1, record.nbytes))
+                rows[..., head, part] = found[..., :ROWS].flatten(-2).to(torch.int64)
+                for index, side in enumerate(SIDES, 1):
+                    scales = found[..., index * ROWS : (index + 1) * ROWS].flatten(-2)
+                    alpha[side][..., part, head] = unpack_scales(scales)
+                    codes[side][..., part, head, :] = _unpacked(record, found, side, self.size).flatten(-3, -2)
+            _fill(rows[..., head, :], missing)
+        classes = torch.zeros_like(rows).scatter_(-1, rows, rule.class_of_rank(data.device).expand_as(rows))
+        latents = {side: self.sides[side].decoded(self._by_class(codes[side], alpha[side]), rows) for side in SIDES}
+        return latents, classes[..., : rule.orders(self.heads), :]
+
+    def bytes_by_cause(self, packed: TileBytes) -> TileBytes:
+        """Of one tile, by cause: codes as in ``packed`` tiles, the rest as records hold it."""
+        count = sum(
+            quota // ROWS * (record.nbytes > 0)
+            for row in self.records
+            for record, quota in zip(row, self.rule.quotas, strict=True)
+        )
+        padding = self.nbytes - packed.codes_keys - packed.codes_values - _HEADER * count
+        return TileBytes(packed.codes_keys, packed.codes_values, padding, 2.0 * ROWS * count, 1.0 * ROWS * count)
+
+    def _by_class(self, codes: Tensor, alpha: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Codes [..., t, heads, E] and scales [..., t, heads] in the order of the classes, cut into them."""
+        quotas = list(self.rule.quotas)
+        return list(zip(torch.split(codes, quotas, -3), torch.split(alpha, quotas, -2), strict=True))
+
+
+def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, Tensor]]) -> Tensor:
+    """Records [..., blocks, nbytes] of places [..., q] and, by side, codes [..., q, E] and scales [..., q]."""
+    blocks = [torch.unflatten(places, -1, (-1, ROWS))]
+    blocks += [torch.unflatten(pack_scales(coded[side][1]), -1, (-1, ROWS)) for side in SIDES]
+    lanes = {
+        side: arranged(torch.unflatten(coded[side][0], -2, (-1, ROWS)), record.steps[side].entities, side)
+        for side in SIDES
+        if record.steps[side].entities
+    }
+    for bits in (4, 2, 1):
+        for side in SIDES:
+            parts = [part for part in record.parts[side] if part.bits == bits]
+            if parts:
+                chosen = lanes[side][..., [part.entity for part in parts], :, :, :]
+                shift = torch.tensor([part.shift for part in parts], device=chosen.device)
+                fields = (chosen >> shift[:, None, None, None]) & (2**bits - 1)
+                words = (fields << _field_places(bits, chosen.device)).sum((-1, -2))
+                # what is beyond the sign bit of a word wraps around
+                blocks.append(words.to(_WORDS[bits]).contiguous().flatten(-2).view(torch.uint8))
+    whole = torch.cat(blocks, -1)
+    return torch.nn.functional.pad(whole, (0, record.nbytes - whole.shape[-1]))
+
+
+def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
+    """Codes [..., blocks, 16, E] of one side of records [..., blocks, nbytes]."""
+    entities = record.steps[side].entities
+    lanes = torch.zeros(*data.shape[:-1], len(entities), lanes_of(side), 2, 4, dtype=torch.int64, device=data.device)
+    for bits in (4, 2, 1):
+        parts = [part for part in record.parts[side] if part.bits == bits]
+        if parts:
+            stop = parts[-1].at + lanes_of(side) * bits
+            words = data[..., parts[0].at : stop].contiguous().view(_WORDS[bits]).to(torch.int64)
+            words = torch.unflatten(words, -1, (len(parts), lanes_of(side)))[..., None, None]
+            fields = (words >> _field_places(bits, data.device)) & (2**bits - 1)
+            for index, part in enumerate(parts):
+                lanes[..., part.entity, :, :, :] += fields[..., index, :, :, :] << part.shift
+    if not entities:
+        return torch.zeros(*data.shape[:-1], ROWS, size, dtype=torch.int64, device=data.device)
+    return restored(lanes, entities, side, size)
+
+
+def _field_places(bits: int, device: torch.device) -> Tensor:
+    """The bit of a lane's word at which row r and column i of a part lie: [2, 4]."""
+    row, column = torch.arange(2, device=device)[:, None], torch.arange(4, device=device)
+    return {4: 16 * row + 4 * column, 2: 2 * row + 4 * column, 1: 4 * row + column}[bits]
+
+
+def _fill(rows: Tensor, missing: list[slice]) -> None:
+    """Put the places that no record has behind one another where ``missing`` says, in place: rows [..., t]."""
+    if not missing:
+        return
+    held = torch.ones(rows.shape[-1], dtype=torch.bool, device=rows.device)
+    for part in missing:
+        held[part] = False
+    present = torch.zeros_like(rows, dtype=torch.bool)
+    if bool(held.any()):
+        present.scatter_(-1, rows[..., held], True)
+    rows[..., ~held] = present.to(torch.int8).argsort(dim=-1, stable=True)[..., : int((~held).sum())]
+
+
+def _check(codecs: Mapping[Side, TileCodec], rule: TileRule, heads: int) -> None:
+    """Raise `AatcError` for codecs that records do not hold."""
+    other = "use --cache packed"
+    for codec in codecs.values():
+        if codec.codec.groups != heads:
+            raise AatcError("fused tiles need a plan with every kv head on its own", other)
+        if codec.codec.scale_bits != 8:
+            raise AatcError(f"fused tiles have token scales of 8 bits, this plan {codec.codec.scale_bits}", other)
+        if codec.codec.quantizer == "uniform-token-max":
+            raise AatcError("fused tiles read levels of Lloyd-Max or even cells, not of a token's maximum", other)
+        if int(codec.bits.max()) > 8:
+            raise AatcError(f"fused tiles have widths of at most 8 bits, this plan {int(codec.bits.max())}", other)
+    if any(quota % ROWS for quota in rule.quotas) or rule.tile != 64:
+        raise AatcError(f"fused tiles have 64 tokens in classes of {ROWS}s, this plan {rule.quotas}", other)

@@ -1,0 +1,154 @@
+// Partial results: of the warps of a program, then of the programs of a head, by the last of them.
+
+// a program that has nothing to add
+__device__ __forceinline__ void empty_part(const Shape& s, int place, float* stat) {
+  const long long out = ((long long)(blockIdx.x * s.heads + blockIdx.y) * gridDim.z + place) * G;
+  for (int g = threadIdx.x; g < G; g += THREADS) { stat[(out + g) * 2] = FLOOR; stat[(out + g) * 2 + 1] = 0.f; }
+}
+
+// latents summed by the warps of this program, by channel: to part and stat
+__device__ __forceinline__ void merge_warps(const Shape& s, const float (&o)[HT][VS > 0 ? VS : 1][4], const float (&reference)[HT][2],
+                                            float (&weight)[HT][2], const int* channels, int steps, u8* smem, float* part, float* stat, int place) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int ht = 0; ht < HT; ht++)
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+#pragma unroll
+      for (int n = 4; n < 32; n <<= 1) weight[ht][e] += __shfl_xor_sync(~0u, weight[ht][e], n);
+  __syncthreads();
+  float* sums = (float*)smem;                 // [NW][G][D]
+  float* stats = sums + NW * G * D;           // [NW][8 HT][2]
+  for (int i = threadIdx.x; i < NW * G * D; i += THREADS) sums[i] = 0.f;
+  __syncthreads();
+#pragma unroll
+  for (int ht = 0; ht < HT; ht++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int head = 8 * ht + 2 * t + e;
+      if (head >= G) continue;
+      if (g == 0) { stats[(warp * 8 * HT + head) * 2] = reference[ht][e]; stats[(warp * 8 * HT + head) * 2 + 1] = weight[ht][e]; }
+#pragma unroll
+      for (int i = 0; i < VS; i++) {
+        if (i >= steps) break;
+        const int lower = channels[16 * i + g], upper = channels[16 * i + g + 8];
+        if (lower >= 0) sums[(warp * G + head) * D + lower] = o[ht][i][e];
+        if (upper >= 0) sums[(warp * G + head) * D + upper] = o[ht][i][2 + e];
+      }
+    }
+  __syncthreads();
+  const long long out = ((long long)(blockIdx.x * s.heads + blockIdx.y) * gridDim.z + place) * G;
+  for (int i = threadIdx.x; i < G * D; i += THREADS) {
+    const int head = i / D;
+    float top = FLOOR, total = 0.f, sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < NW; w++) top = fmaxf(top, stats[(w * 8 * HT + head) * 2]);
+#pragma unroll
+    for (int w = 0; w < NW; w++) {
+      const float f = ex2(stats[(w * 8 * HT + head) * 2] - top);
+      total += f * sums[w * G * D + i]; sum += f * stats[(w * 8 * HT + head) * 2 + 1];
+    }
+    part[out * D + i] = total;
+    if (i % D == 0) { stat[(out + head) * 2] = top; stat[(out + head) * 2 + 1] = sum; }
+  }
+}
+
+// what the last program of a head reads and writes
+struct Last {
+  const float *part, *stat;
+  const u32* decode;          // [H, D channels, D / 2] pairs of dimensions
+  const float* value_bias;    // [H, D]
+  int* arrivals;              // programs of a head that are done; zero again at the end
+  const float* exact_scores;
+  float* received;            // [B, H, slots]
+  const int *tokens, *tiles;
+  void* out;
+};
+
+// what the query pays the tokens of the window at the distances that count; top and total [G] are those of all tokens
+__device__ __forceinline__ void pay(const Shape& s, const Last& x, const float* top, const float* total) {
+  const int h = blockIdx.y, b = blockIdx.x;
+  const Exact e = exact_tokens(s, x.tokens[b], x.tiles[b]);
+  for (int n = e.sinks + threadIdx.x; n < e.count; n += THREADS) {
+    const int lag = x.tokens[b] - 1 - e.token(s, n);
+    if (lag < s.first_lag || lag > s.last_lag) continue;
+    const long long at = (long long)(b * s.heads + h) * s.slots + e.slot(s, n);
+    float paid = 0.f;
+    for (int g = 0; g < G; g++) {
+      const float share = ex2(__ldcg(x.exact_scores + at * G + g) - top[g]) / total[g];
+      paid += share * share;
+    }
+    x.received[at] += paid;
+  }
+}
+
+// after the partial result of this program is in part and stat: the last program of a head merges them all, decodes the summed latents once and
+// adds the exact parts, which come first
+__device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) {
+  const int h = blockIdx.y, b = blockIdx.x, parts = gridDim.z;
+  constexpr int groups = 2 * THREADS / D;
+  float* latent = (float*)smem;           // [G][D]
+  float* near = latent + G * D;           // [G][D]
+  float* value = near + G * D;            // [groups][G][D]
+  float* top = value + groups * G * D;    // [G]
+  float* total = top + G;                 // [G] sums of weights
+  float* packed = total + G;              // [G] of those of tiles
+  float* share = packed + G;              // [parts][G] what a part's sums count
+  __shared__ int is_last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(x.arrivals + b * s.heads + h, 1) == parts - 1;
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const long long row = (long long)(b * s.heads + h) * parts * G;
+  for (int g = threadIdx.x / 32; g < G; g += NW) {
+    const int lane = threadIdx.x % 32;
+    float most = FLOOR, sum = 0.f, far = 0.f;
+    for (int i = lane; i < parts; i += 32) most = fmaxf(most, __ldcg(x.stat + (row + i * G + g) * 2));
+#pragma unroll
+    for (int n = 16; n; n >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
+    for (int i = lane; i < parts; i += 32) {
+      const float mass = __ldcg(x.stat + (row + i * G + g) * 2 + 1), f = mass > 0.f ? ex2(__ldcg(x.stat + (row + i * G + g) * 2) - most) : 0.f;
+      share[i * G + g] = f; sum += f * mass; far += i < s.exact ? 0.f : f * mass;
+    }
+#pragma unroll
+    for (int n = 16; n; n >>= 1) { sum += __shfl_xor_sync(~0u, sum, n); far += __shfl_xor_sync(~0u, far, n); }
+    if (lane == 0) { top[g] = most; total[g] = sum; packed[g] = far; }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < G * D; i += THREADS) {
+    const int g = i / D;
+    float far = 0.f, exact = 0.f;
+    for (int n = 0; n < s.exact; n++) if (share[n * G + g] > 0.f) exact += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
+#pragma unroll 4
+    for (int n = s.exact; n < parts; n++) if (share[n * G + g] > 0.f) far += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
+    latent[i] = far; near[i] = exact;
+  }
+  __syncthreads();
+  // a thread has two dimensions and every group-th channel
+  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
+  if (mine < groups) {
+    float v0[G], v1[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) { v0[g] = 0.f; v1[g] = 0.f; }
+#pragma unroll 8
+    for (int c = mine; c < D; c += groups) {
+      const u32 m = x.decode[((long long)h * D + c) * (D / 2) + pair];
+      const float lo = half_lo(m), hi = half_hi(m);
+#pragma unroll
+      for (int g = 0; g < G; g++) { v0[g] += latent[g * D + c] * lo; v1[g] += latent[g * D + c] * hi; }
+    }
+#pragma unroll
+    for (int g = 0; g < G; g++) { value[(mine * G + g) * D + 2 * pair] = v0[g]; value[(mine * G + g) * D + 2 * pair + 1] = v1[g]; }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < G * D; i += THREADS) {
+    const int g = i / D;
+    float v = near[i] + packed[g] * x.value_bias[h * D + i % D];
+    for (int n = 0; n < groups; n++) v += value[n * G * D + i];
+    store(x.out, (long long)(b * s.heads + h) * G * D + i, v / total[g]);
+  }
+  pay(s, x, top, total);
+  if (threadIdx.x == 0) x.arrivals[b * s.heads + h] = 0;
+}

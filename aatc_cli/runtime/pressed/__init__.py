@@ -1,0 +1,1 @@
+"""Pressed caches: simulated ones of which some tokens are masked, others in every kv head."""

@@ -1,0 +1,109 @@
+"""A second pass over a prompt: what its tokens receive when the model reads it once more, told to repeat it.
+
+Behind the prompt comes an instruction and then a chunk of the prompt again. Of every layer the largest weight is kept
+that a query behind the prompt, of any query head of a kv head, pays a token of that chunk; the softmax is over sinks,
+the chunk and what stands behind the prompt. Source: KVzip (2505.23416).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aatc_cli.config import Window
+from aatc_cli.core.attend import attention_weights
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.press.choice import kept_count, share_over_layers
+from aatc_cli.core.press.state import Pressed
+from aatc_cli.models.adapter import AttentionSite
+from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
+from aatc_cli.models.limits import check_length
+
+# the words of the instruction, for the beginning of a prompt and for later parts of it
+FIRST_PART, LATER_PART = (
+    "\n\nWrite out all of the text above again:\n",
+    "\n\nWrite out the text above again from here:\n",
+)
+# tokens of a chunk, and those of the chunk before that tell where a later one begins
+_CHUNK, _LEAD = 2048, 8
+# prompts whose second reading is remembered
+_KNOWN = 64
+# queries whose weights are held at once
+_TILE = 256
+
+Encode = Callable[[str], list[int]]
+
+
+def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Window) -> list[Tensor]:
+    """What a press that reads prompts twice leaves of one: masks [1, H, P] by layer, from `second_reading`."""
+    length, heads = int(scores[0].shape[2]), int(scores[0].shape[1])
+    packed = packed_tokens(length, window)
+    places = torch.arange(length, device=scores[0].device)
+    among = (places >= window.sinks) & (places < window.sinks + packed)
+    candidates = among.expand(1, heads, length)
+    return share_over_layers(scores, candidates, kept_count(packed, pressed.share), pressed.costs_of_all())
+
+
+@dataclass
+class Reader:
+    """Reads prompts twice with one tokenizer, and remembers those of a batch, which several presses ask for in turn."""
+
+    encode: Encode
+    _known: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
+    _of: tuple[nn.Module, int] | None = None
+
+    def scores(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Tensor]:
+        """As `second_reading`."""
+        if self._of is None or self._of[0] is not model or self._of[1] != sinks or len(self._known) >= _KNOWN:
+            self._known, self._of = {}, (model, sinks)
+        name = tuple(tokens.flatten().tolist())
+        if name not in self._known:
+            self._known[name] = second_reading(model, sites, tokens, self.encode, sinks)
+        return self._known[name]
+
+
+@torch.no_grad()
+def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int) -> list[Tensor]:
+    """Largest weights [1, H, P] of the prompt ``tokens`` [1, P] in every compressed layer.
+
+    encode: tokens of the instruction. Raises `AatcError` where prompt and second reading together are more than the
+    model's context.
+    """
+    length = int(tokens.shape[1])
+    found: list[list[Tensor]] = [[] for _ in sites]
+    for start in range(0, length, _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, length))
+        told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)])
+        lead = tokens[:, max(start - _LEAD, 0) : start]
+        text = torch.cat((tokens, told, lead, tokens[:, chunk]), 1)
+        check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
+
+        def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
+            found[inputs.site.layer].append(_largest(inputs, length, chunk, min(sinks, chunk.start)))
+            return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
+
+        with attention_override(model, sites, attend):
+            model(input_ids=text, use_cache=False, logits_to_keep=1)
+    return [torch.cat(parts, 2) for parts in found]
+
+
+def _largest(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Tensor:
+    """The largest weight of every token of ``chunk`` from the queries behind ``length`` tokens. -> [B, H, n]."""
+    query, heads = inputs.query[:, :, length:], inputs.key.shape[1]
+    keys = torch.cat((inputs.key[:, :, :sinks], inputs.key[:, :, chunk], inputs.key[:, :, length:]), 2)
+    count, before = int(query.shape[2]), int(keys.shape[2] - query.shape[2])
+    places = torch.arange(count, device=query.device)
+    best = query.new_zeros(query.shape[0], heads, before - sinks, dtype=torch.promote_types(query.dtype, torch.float32))
+    for start in range(0, count, _TILE):
+        part = query[:, :, start : start + _TILE]
+        seen = places <= places[start : start + _TILE, None]
+        allowed = torch.cat((seen.new_ones(seen.shape[0], before), seen), 1)
+        weights = attention_weights(
+            part, keys, allowed, inputs.scaling, sinks=inputs.site.sinks, softcap=inputs.site.softcap
+        )[..., sinks:before]
+        best = torch.maximum(best, torch.unflatten(weights, 1, (heads, -1)).amax((2, 3)))
+    return best

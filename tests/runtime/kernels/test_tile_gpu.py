@@ -1,0 +1,98 @@
+"""The kernel of tiles with classes on a Hopper GPU: as its twin, and in a model as the packed cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aatc_cli.config import Geometry, Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.evals.bench.attention import CHECK_BOUND
+from aatc_cli.evals.bench.tile_attention import TileBench
+from aatc_cli.models.adapter import attention_layers
+from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
+from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.tiles.form import tiles_spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (fused_available() and on_hopper(torch.device("cuda"))), reason="needs a Hopper GPU and CuPy"
+    ),
+]
+
+WINDOW = Window(sinks=4, recent=128, flush=64)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "lengths", "bits", "theta"),
+    [
+        (1, 1, 128, [100], 2.0, 5e5),
+        (8, 4, 128, [3000, 1, 777], 2.0, 5e5),
+        (4, 7, 128, [20_001, 500], 2.0, 1e6),
+        (2, 16, 64, [1500], 3.0, 1e4),
+        (2, 5, 96, [4097], 2.5, 5e5),
+        (1, 4, 256, [2500, 300], 2.0, 1e6),
+        (2, 3, 80, [900], 1.5, 1e4),
+        (2, 4, 128, [900], 4.5, 5e5),
+    ],
+)
+def test_decode_is_its_twin(kv_heads: int, group: int, dim: int, lengths: list[int], bits: float, theta: float) -> None:
+    heads = kv_heads * group
+    geometry = Geometry(layers=1, heads=heads, kv_heads=kv_heads, head_dim=dim, hidden_size=heads * dim)
+    _, error = TileBench.of(geometry, WINDOW, bits, theta, lengths, torch.device("cuda")).measure(1)
+    assert error < CHECK_BOUND / 5
+
+
+def codecs_of(order: Any) -> list[dict[str, TileCodec]]:
+    rule, found = TileRule((32, 16, 16), order), []
+    for layer in range(3):
+        sides = {}
+        for place, side in enumerate(SIDES):
+            generator = torch.Generator().manual_seed(10 * layer + place)
+            matrix = torch.linalg.qr(torch.randn(2, 64, 64, generator=generator, dtype=torch.float64))[0]
+            variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
+            widths = torch.randint(0, 4, (3, 128), generator=generator) + torch.arange(3)[:, None]
+            codec = TransformCodec(
+                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+            )
+            sides[side] = TileCodec(codec, widths, rule)
+        found.append(sides)
+    return found
+
+
+@pytest.mark.parametrize("order", ["head", "layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_steps_of_a_model_are_those_of_the_packed_cache(llama_of: Any, order: str, dtype: torch.dtype) -> None:
+    """Over three flushes, the packed cache taking what the fused one has stored after each step."""
+    model = llama_of(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8, max_position_embeddings=2048
+    )
+    model = model.to("cuda", dtype)
+    ids = torch.randint(97, (2, 420), generator=torch.Generator().manual_seed(0)).cuda()
+    layers, codecs = attention_layers(model), codecs_of(order)
+    sessions = {
+        kind: Session.of("tiles", model, layers, tiles_spec(model, layers, codecs, WINDOW, None, kind))  # type: ignore[arg-type]
+        for kind in ("packed", "fused")
+    }
+    found, stores = {}, {}
+    for kind, session in sessions.items():
+        with session.attached():
+            cache = session.new_cache()
+            logits = [model(ids[:, :200], **{session.keyword: cache}).logits[:, -1:]]
+            logits += [model(ids[:, t : t + 1], **{session.keyword: cache}).logits for t in range(200, 420)]
+            found[kind] = torch.cat(logits, 1).double()
+            stores[kind] = cache.state.groups[0].stores
+    errors = (found["fused"] - found["packed"]).square().mean((0, 2)).sqrt() / found["packed"].square().mean().sqrt()
+    # before anything is flushed that the kernel had a part in ranking, and over all steps
+    assert float(errors[:40].max()) < (2e-3 if dtype == torch.float32 else 2e-2)
+    assert float(errors.mean()) < 3e-2
+    for one, other in zip(stores["fused"], stores["packed"], strict=True):
+        mine, theirs = (store.layer.held.unpack(store.pages.joined(None)) for store in (one, other))
+        assert float((mine[1] == theirs[1]).float().mean()) > 0.97

@@ -1,0 +1,185 @@
+"""The kernel of tiles with classes: records hold the packed codes, and under emulation it is its float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_packing import TilePacking
+from aatc_cli.runtime.fused_tiles.records import RecordTiles
+from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
+from aatc_cli.runtime.fused_tiles.tables import TileTables
+from aatc_cli.runtime.kernels.angles import TileTurns
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape
+from aatc_cli.runtime.tiles.layer import TileLayer
+
+SINKS, RING = 4, 128
+THREE = TileRule((32, 16, 16))
+
+
+def codecs_of(heads: int, dim: int, bits: float, rule: TileRule, dropped: bool = False) -> dict[Side, TileCodec]:
+    """Codecs of any widths up to 8; with ``dropped`` the first head keeps nothing of the lowest class.
+
+    Those with ``dropped`` are about a mean.
+    """
+    found: dict[Side, TileCodec] = {}
+    for place, side in enumerate(SIDES):
+        generator = torch.Generator().manual_seed(place)
+        matrix = torch.linalg.qr(torch.randn(heads, dim, dim, generator=generator, dtype=torch.float64))[0]
+        variance = 0.5 + torch.rand(heads * dim, generator=generator, dtype=torch.float64)
+        rise = 0.9 * (torch.arange(rule.classes)[:, None] - (rule.classes - 1) / 2)
+        widths = 1.6 * torch.randn(rule.classes, heads * dim, generator=generator) + bits + rise
+        widths = widths.round().clamp(0, 8).to(torch.int64)
+        if dropped:
+            widths[0, :dim] = 0
+        codec = TransformCodec(
+            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+        )
+        if dropped:
+            codec = replace(codec, centre=torch.randn(heads * dim, generator=generator, dtype=torch.float64))
+        found[side] = TileCodec(codec, widths, rule).to("cpu", torch.float32)
+    return found
+
+
+@dataclass
+class Case:
+    """One layer with sequences of some lengths whose tiles lie anywhere in a pool, and a query of each."""
+
+    layer: TileLayer
+    shape: TileShape
+    tables: TileTables
+    data: list[Tensor]
+    pool: Tensor
+    counters: TileCounters
+    query: TileQuery
+
+    @classmethod
+    def of(
+        cls, heads: int, group: int, dim: int, lengths: list[int], bits: float, rule: TileRule, odd: bool, theta: float
+    ) -> Case:
+        """With ``odd``, projections have biases, codes are about a mean and a head keeps nothing of the lowest class."""
+        generator = torch.Generator().manual_seed(7)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        codecs = codecs_of(heads, dim, bits, rule, odd)
+        held = RecordTiles(codecs, rule, heads)
+        biases: dict[Side, Tensor | None] = {side: normal(heads * dim) if odd else None for side in SIDES}
+        layer = TileLayer(0, codecs, biases, rule, heads, held)
+        tables = TileTables.of(codecs, held, biases)
+        tiles = [max(0, -(-(length - SINKS - RING) // 64)) for length in lengths]
+        data = []
+        for count in tiles:
+            rows: dict[Side, Tensor] = {side: normal(1, 64 * count, heads * dim) for side in SIDES}
+            received = torch.rand(1, rule.orders(heads), 64 * count, generator=generator)
+            data.append(layer.encode(rows, received, 0)[0] if count else torch.zeros(0, held.nbytes, dtype=torch.uint8))
+        order = torch.randperm(max(sum(tiles), 1), generator=generator)
+        pool = torch.full((order.numel(), held.nbytes), 255, dtype=torch.uint8)
+        pages = torch.zeros(len(lengths), max(1, *tiles), dtype=torch.int32)
+        start = 0
+        for row, mine in enumerate(data):
+            places = order[start : start + len(mine)]
+            pool[places], pages[row, : len(mine)], start = mine, places.to(torch.int32), start + len(mine)
+        counts = [torch.tensor(part, dtype=torch.int32) for part in (lengths, tiles)]
+        exact = [normal(len(lengths), SINKS + RING, heads * dim) for _ in SIDES]
+        query = TileQuery(
+            normal(len(lengths), heads * group, dim),
+            *exact,
+            *counts,
+            theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim),
+            SINKS,
+            SINKS,
+            dim**-0.5,
+            rule.lags(RING),
+        )
+        steps = tables.key_steps, tables.value_steps, tables.levels.numel(), tables.stage_bytes
+        shape = TileShape(
+            len(lengths),
+            heads,
+            group,
+            rule.classes,
+            dim,
+            SINKS + RING,
+            SINKS,
+            pages.shape[1],
+            held.nbytes,
+            *steps,
+            tables.biased,
+            query.lags,
+            query.scaling,
+        )
+        return cls(layer, shape, tables, data, pool, TileCounters(*counts, pages), query)
+
+    def attended(self, attend: Callable[..., Tensor], chunk: int) -> tuple[Tensor, Tensor]:
+        """What the kernel gives, and what it adds to what exact slots received."""
+        query, shape = self.query, self.shape
+        received = torch.zeros(shape.batch, shape.kv_heads, shape.slots)
+        turns = TileTurns.of(query.frequencies, SINKS, shape.max_tiles, RING)
+        rows = query.keys, query.values
+        call = TileCall(query.query, self.pool, self.tables, turns, rows, self.counters, received)
+        return attend(shape, chunk, call), received
+
+
+@pytest.mark.parametrize("rule", [THREE, TileRule((32, 16, 16), "layer"), TileRule((64,)), TileRule((16, 16, 16, 16))])
+@pytest.mark.parametrize(("heads", "dim", "dropped"), [(2, 64, False), (3, 80, True)])
+def test_records_hold_what_packed_tiles_hold(rule: TileRule, heads: int, dim: int, dropped: bool) -> None:
+    codecs = codecs_of(heads, dim, 2.0, rule, dropped)
+    packed, records = TilePacking(codecs, rule, heads), RecordTiles(codecs, rule, heads)
+    generator = torch.Generator().manual_seed(0)
+    latents = {side: torch.randn(2, 3, 64, heads * dim, generator=generator) for side in SIDES}
+    classes = rule.classes_of(torch.rand(2, 3, rule.orders(heads), 64, generator=generator), 0, 0)
+    data = records.pack(latents, classes)
+    assert data.shape[-1] == records.nbytes
+    expected, same = packed.unpack(packed.pack(latents, classes))
+    found, ours = records.unpack(data)
+    assert torch.equal(ours, same)
+    assert all(torch.equal(found[side], expected[side]) for side in SIDES)
+    # what records add to codes: places and empty slots
+    assert records.nbytes < 1.05 * packed.nbytes + 64 * heads * rule.classes
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "dim", "lengths", "bits", "rule", "odd"),
+    [
+        (1, 1, 64, [100], 2.0, THREE, False),
+        (2, 4, 64, [700, 1, 1300, 132], 2.0, THREE, False),
+        (1, 7, 128, [900], 2.0, THREE, True),
+        (1, 16, 64, [600], 3.0, TileRule((32, 16, 16), "layer"), False),
+        (2, 2, 80, [600, 130], 1.0, THREE, True),
+        (1, 4, 256, [400], 2.0, THREE, False),
+        (1, 5, 96, [600], 4.5, TileRule((16, 16, 16, 16)), False),
+    ],
+)
+def test_the_kernel_is_its_twin(
+    emulated: Callable[..., Tensor],
+    heads: int,
+    group: int,
+    dim: int,
+    lengths: list[int],
+    bits: float,
+    rule: TileRule,
+    odd: bool,
+) -> None:
+    """Roundings to float16 are what differs: of levels, rows, sums, angles, queries and weights."""
+    case = Case.of(heads, group, dim, lengths, bits, rule, odd, 1e4)
+    expected, paid = decode_attention(case.layer, case.data, case.query)
+    found, received = case.attended(emulated, 8)
+    for row in range(len(lengths)):
+        error = (found[row] - expected[row]).square().mean().sqrt() / expected[row].square().mean().sqrt()
+        assert error < 2e-3
+    assert (received - paid).abs().max() <= 2e-3 * paid.abs().max()
+
+
+def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[..., Tensor]) -> None:
+    case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
+    one, other = (case.attended(emulated, chunk)[0] for chunk in (8, 24))
+    assert (one - other).abs().max() < 2e-3 * one.abs().max()
