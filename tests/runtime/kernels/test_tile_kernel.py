@@ -65,7 +65,7 @@ class Case:
     def of(
         cls, heads: int, group: int, dim: int, lengths: list[int], bits: float, rule: TileRule, odd: bool, theta: float
     ) -> Case:
-        """With ``odd``, biases of projections, codes about a mean, and a head that keeps nothing of the lowest class."""
+        """With ``odd``, biases of projections, codes about a mean and a head that drops the lowest class."""
         generator = torch.Generator().manual_seed(7)
 
         def normal(*shape: int) -> Tensor:
