@@ -332,7 +332,7 @@ def test_labels(budget: Budget, label: str) -> None:
         (Budget, {"unit": "nibbles", "value": 2.0, "context": None}, "'bits', 'ratio' or 'bytes'"),
         (Recipe, {"min_bits": 9, "max_bits": 8}, "min_bits (9) exceeds max_bits (8)"),
         (Recipe, {"max_bits": 17}, "less than or equal to 16"),
-        (Recipe, {"quantizer": "float16"}, 'quantizer "float16" goes with allocator "none"'),
+        (Recipe, {"quantizer": "float16"}, 'quantizer "float16" goes with allocator "one-width" or "none"'),
         (Recipe, {"allocator": "none"}, 'goes with allocator "waterfill" or "per-layer"'),
         (Recipe, {"normalize_percentile": 0.0}, "greater than 0"),
         (Recipe, {"name": "../x"}, "match pattern"),

@@ -55,6 +55,13 @@ class TransformCodec:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
         return encode(x.to(self.encode.dtype), self.encode)
 
+    def offset(self, bias: Tensor | None) -> Tensor | None:
+        """What is added to every vector that is read [C]: a projection's ``bias``, and the mean that codes are about."""
+        if self.centre is None:
+            return bias
+        mean = decode(self.centre, self.decode)
+        return mean if bias is None else mean + bias.to(mean)
+
     def quantize(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [..., C] int32 and token scales [..., groups] float16 of latents ``h`` [..., C]."""
         if self.centre is not None:

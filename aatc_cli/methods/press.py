@@ -45,8 +45,10 @@ class Press(Choice):
         """The press at the share of a plan with this byte law; None where all tokens stay."""
         from aatc_cli.core.press.layout import PressLayout
         from aatc_cli.core.press.state import Pressed
+        from aatc_cli.core.press.tile_layout import PressTileLayout
 
-        return Pressed(self, layout.keep, layout.token_bytes()) if isinstance(layout, PressLayout) else None
+        held = isinstance(layout, PressLayout | PressTileLayout)
+        return Pressed(self, layout.keep, layout.token_bytes()) if held else None
 
     def score(self, seen: Seen) -> Tensor:
         """What a token is worth, [B, H, T]; of those that are no candidates it may be anything but NaN."""
@@ -67,7 +69,11 @@ class Press(Choice):
     def layout(self, law: CacheLayout, plan: PlannedWidths) -> CacheLayout:
         """The byte law of the kept tokens, from that of all of them; without widths all heads are taken for alike."""
         from aatc_cli.core.press.layout import PressLayout
+        from aatc_cli.core.press.tile_layout import PressTileLayout
+        from aatc_cli.core.tile_layout import TileLayout
 
+        if isinstance(law, TileLayout):
+            return PressTileLayout.of(law, plan.bits, plan.keep)
         widths = plan.bits[0] if plan.bits else None
         return PressLayout.of(law, widths, plan.keep, sums=self.sums, at_end=self.acts == "prompt")
 

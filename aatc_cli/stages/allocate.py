@@ -99,6 +99,8 @@ def transform_for(recipe: Recipe, place: Path) -> Transform:
     for name in recipe.choices.tables:
         if name not in transform.settings.tables:
             raise UsageError(f"recipe {recipe.name} needs the tables of {name}, which {place} lacks", f"run {command}")
+    if transform.settings.prediction != recipe.choices.prediction.coding(recipe):
+        raise UsageError(f"the maps of {place} are not those that recipe {recipe.name} predicts by", f"run {command}")
     if recipe.head_groups(transform.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
         raise UsageError(problem, f"run {command}")
@@ -106,7 +108,7 @@ def transform_for(recipe: Recipe, place: Path) -> Transform:
 
 
 def _whiten_command(recipe: Recipe) -> str:
-    if recipe.choices.tables:
+    if recipe.choices.tables or recipe.choices.prediction.predicts:
         return f"aatc whiten --recipe {recipe.name}"
     options = (
         ("transform", recipe.transform, "whiten"),
@@ -138,7 +140,8 @@ def derive(
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     planner = Planner.of(transform, energies, recipe)
     if recipe.pressed:
-        return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget))
+        guess = round(_GRID * budget.value / (recipe.keep or 1.0)) if budget.unit == "bits" else None
+        return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget), guess)
     if budget.unit == "bits":
         _require_width(recipe, budget.value)
         fixed = planner.allocation(budget.value)
@@ -208,7 +211,7 @@ class Planner:
         by_class = [
             [{side: layer[side][k] for side in SIDES} for layer in bits] for k in range(allocation.classes.count)
         ]
-        return self.choices.layout(self.geometry, self.groups, by_class)
+        return self.choices.layout(self.geometry, self.groups, by_class, 0, keep)
 
 
 def allowed_bytes(budget: Budget, empty: CacheLayout) -> int:

@@ -14,6 +14,8 @@ from aatc_cli.methods.recipe import Recipe
 # of a bit, or of all tokens
 _GRID = 1024
 _FINE = 8 * _GRID
+# of a step away from a guess
+_FIRST = 8
 # an allocation, its byte law with a press, and the bits a number of a kept token that it was made at
 Pressed = tuple[Allocation, CacheLayout, float]
 
@@ -25,11 +27,12 @@ def pressed_plan(
     allocation: Callable[[float], Allocation],
     layout: Callable[[Allocation, float], CacheLayout],
     fits: Callable[[CacheLayout], bool],
+    guess: int | None = None,
 ) -> Pressed:
     """The most code bits whose bytes fit, or for a code of one width and no ``keep`` the most tokens.
 
-    allocation: widths at an average of bits; layout: their byte law where a share of the tokens stays. Raises
-    `AatcError` when nothing fits.
+    allocation: widths at an average of bits; layout: their byte law where a share of the tokens stays. guess: the step
+    that code bits may come to. Raises `AatcError` when nothing fits.
     """
     keep = recipe.keep
     if keep is None:
@@ -45,7 +48,7 @@ def pressed_plan(
             made = allocation(step / _GRID)
             return made, layout(made, keep), step / _GRID
 
-        found = _highest(min(recipe.max_bits, MAX_BITS) * _GRID, of_bits, lambda one: fits(one[1]))
+        found = _highest(min(recipe.max_bits, MAX_BITS) * _GRID, of_bits, lambda one: fits(one[1]), guess)
     if found is None:
         raise AatcError(
             f"nothing of {recipe.name} fits this budget: what says which tokens stay takes a part of it",
@@ -54,18 +57,25 @@ def pressed_plan(
     return found
 
 
-def _highest(last: int, make: Callable[[int], T], fits: Callable[[T], bool]) -> T | None:
-    """What is made at the highest of the steps 1 .. ``last`` at which it can be made and fits, which low ones do."""
-    low, high, best = 1, last, None
+def _highest(last: int, make: Callable[[int], T], fits: Callable[[T], bool], guess: int | None = None) -> T | None:
+    """What is made at the highest of the steps 1 .. ``last`` at which it can be made and fits, which low ones do.
+
+    guess: where to look first, with steps that double.
+    """
+    low, high, best, step = 1, last, None, _FIRST
     while low <= high:
-        middle = (low + high) // 2
+        near = guess is not None and low <= guess <= high
+        middle = guess if near and guess is not None else (low + high) // 2
         try:
             made = make(middle)
         except AatcError:
-            low = middle + 1  # too few bits for any width: the search goes on above
+            low, guess = middle + 1, None  # too few bits for any width: the search goes on above
             continue
         if fits(made):
             best, low = made, middle + 1
+            guess = middle + step if near else guess
         else:
             high = middle - 1
+            guess = middle - step if near else guess
+        step *= 2
     return best

@@ -44,7 +44,7 @@ class Matcher:
         which finds the nearest where bits rise with the budget. Raises `AatcError` when none is within a quarter bit,
         or none can be had at all.
         """
-        if self.recipe.choices.allocator.one_width:
+        if self._fixed:
             for width in self.recipe.allowed_widths:
                 if width:
                     self._bits(width * _GRID)
@@ -55,10 +55,15 @@ class Matcher:
             assert self.refusal is not None
             raise self.refusal
         best = min(found, key=lambda step: (abs(found[step] - target), step))
-        if not self.recipe.choices.allocator.one_width and abs(found[best] - target) > _TOO_FAR:
+        if not self._fixed and abs(found[best] - target) > _TOO_FAR:
             problem = f"recipe {self.recipe.name} comes no nearer to {target:g} packed bits than {found[best]:.3f}"
             raise AatcError(problem, "leave this rate out for it")
         return Budget(unit="bits", value=best / _GRID)
+
+    @property
+    def _fixed(self) -> bool:
+        """Whether its budgets are its widths; behind a press the number of tokens is another dial."""
+        return self.recipe.choices.allocator.one_width and not self.recipe.pressed
 
     def _bisect(self, target: float) -> None:
         """Narrow a bracket down to neighbouring budgets, or until one is near enough."""

@@ -9,14 +9,18 @@ import pytest
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
 from aatc_cli.core.press.layout import PressLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods import registry
+from aatc_cli.methods.press import Press
 from aatc_cli.methods.registry import PRESSES
 from aatc_cli.profiles import available, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.whiten import Wanted, whiten
+from aatc_cli.studies.matching import Matcher
 
 NAMES = [press.name for press in PRESSES if not press.nothing]
 SIZE = {"length": 240, "limit": 1, "prompt": 200, "first": 200}
@@ -108,7 +112,7 @@ def test_what_is_refused(measured, run, tiny_llama, corpus, tmp_path):
         ("kivi+h2o-0.5", "goes with codes of one token"),
         ("kvtc-global+h2o-0.5", "goes with codes of one token"),
         ("paper+snapkv", "needs keep"),
-        ("loss-aware-tiles+h2o-0.5", "codes of one rate"),
+        ("loss-aware-tiles+h2o-0.5", "take tokens out of tiles again"),
         ("fp16+h2o", "this recipe allocates nothing"),
         ("paper+nobody-0.5", "'nobody' is none of none, streaming-llm"),
         ("paper+h2o-7", "less than or equal to 1"),
@@ -135,6 +139,30 @@ def test_a_damaged_share_is_named(run, tmp_path):
     manifest.write_text(manifest.read_text("utf-8").replace('"keep"', '"kept"'), "utf-8")
     with pytest.raises(ArtifactError):
         Plan.open(copy.plan("h2o", make_budget(bits=2.0)))
+
+
+class OldestStay(Press):
+    """One class, and one place in the registry: a press of one's own."""
+
+    name, meaning, acts = "oldest", "the oldest tokens", "flush"
+
+    def score(self, seen):
+        return -seen.places.double().expand(seen.held.shape)
+
+
+def test_a_press_of_ones_own_is_one_class_and_one_line(measured, run, tiny_llama, corpus, monkeypatch):
+    monkeypatch.setattr(registry, "PRESSES", (*registry.PRESSES, OldestStay()))
+    monkeypatch.setitem(registry.AXES, "press", registry.PRESSES)
+    subject = planned(run, "paper+oldest-0.5", 3.0)
+    [found] = measured("kl", run, tiny_llama, [subject], text=[corpus], **SIZE)
+    assert found.kl_mean > 0
+    assert found.kept_share == pytest.approx(0.5, abs=1 / 64)
+
+
+def test_a_study_finds_the_share_of_packed_bits(run):
+    transform = Transform.open(run.transform("identity"))
+    budget = Matcher.of(transform, load_recipe("h2o")).budget(2.0)
+    assert planned(run, "h2o", budget.value).plan.layout.bits_packed == pytest.approx(2.0, abs=0.01)
 
 
 def test_recipes_without_a_press_write_nothing_of_it():

@@ -77,12 +77,13 @@ def tiles_attention(
 
 
 def tiled_attention(
-    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window, prompt: int = 0
+    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window, prompt: int = 0, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of every query over exact sinks and window and packed tiles; classes of the tokens of the latter.
 
     A class without bits on either side is not kept: no query of that head sees its tokens. Queries of the ``prompt``
-    saw everything exactly, and only those behind it are given. -> [B, Hq, T - prompt, D], [B, orders, P].
+    saw everything exactly, and only those behind it are given. kept [B, H, prompt]: of its tokens those that a press
+    leaves, in tiles of their own. -> [B, Hq, T - prompt, D], [B, orders, P].
     """
     check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
@@ -95,18 +96,25 @@ def tiled_attention(
     received = held[0].new_zeros(held[0].shape[0], rule.orders(heads), length)
     received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
     parts, found, start, done = [], [], prompt, 0
+    # of a prompt that is pressed what leaves the window behind it is coded apart
+    ends = [packed_tokens(prompt, window)] if kept is not None else []
     while start < length:
-        leaving = slice(window.sinks + done, window.sinks + packed_tokens(start + 1, window))
-        if leaving.stop > leaving.start:
-            classes = rule.classes_of(received[..., leaving], done, inputs.site.layer)
+        for until in (*ends, packed_tokens(start + 1, window)):
+            leaving = slice(window.sinks + done, window.sinks + until)
+            if until <= done:
+                continue
+            stays = kept[..., leaving] if kept is not None and ends else None
+            classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
             found.append(classes)
             _code(leaving, done, classes.expand(-1, heads, -1), hats, held)
             if dropped is not None:
                 _hide(hidden[..., 0, 0, leaving], classes, dropped)
-            done = leaving.stop - window.sinks
+            if stays is not None:
+                hidden[..., 0, 0, leaving].masked_fill_(~stays, -torch.inf)
+            done, ends = until, []
         end = min(window.sinks + done + window.recent, length)
         seen = slice(0 if inputs.sliding_window is None else max(start + 1 - inputs.sliding_window, 0), end)
-        mask = None if dropped is None else hidden[..., seen]
+        mask = None if dropped is None and kept is None else hidden[..., seen]
         weights = _weights(inputs.site, query[:, :, :, start:end], held[0][:, :, seen], mask)
         out = weights.flatten(2, 3) @ held[1][:, :, seen]
         parts.append(out.view(*weights.shape[:4], -1).flatten(1, 2))
@@ -114,6 +122,22 @@ def tiled_attention(
         start = end
     none = torch.zeros(*received.shape[:2], 0, dtype=torch.int64, device=received.device)
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
+
+
+def classes_of_kept(rule: TileRule, received: Tensor, kept: Tensor | None, first: int, layer: int) -> Tensor:
+    """Classes of tokens from place ``first`` on that received [B, orders, P], of which those ``kept`` fill tiles.
+
+    kept [B, H, P], or None for all of them. Of a tile that is not full those that are missing are the lowest. Tokens
+    that are not kept are of any class.
+    """
+    if kept is None:
+        return rule.classes_of(received, first, layer)
+    order = torch.argsort((~kept).to(torch.int8), dim=-1, stable=True)
+    ranked = torch.where(kept, received, torch.full_like(received, -1)).gather(-1, order)
+    size = int(kept.shape[-1])
+    padded = torch.nn.functional.pad(ranked, (0, -size % rule.tile), value=-1.0)
+    classes = rule.classes_of(padded, first, layer)[..., :size]
+    return torch.empty_like(classes).scatter_(-1, order, classes)
 
 
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.transform import decode
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.fused_tiles.slots import FOUR, ROWS, Entity, per_step, slot_channels, stored, wide_index
 
@@ -64,7 +63,7 @@ class TileTables:
 
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so.
         """
-        biases = {side: _offset(codecs[side].codec, biases[side]) for side in SIDES}
+        biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
@@ -100,14 +99,6 @@ class TileTables:
     def value_steps(self) -> int:
         """Most steps of values of any class."""
         return int(self.value_descriptors.shape[2])
-
-
-def _offset(codec: TransformCodec, bias: Tensor | None) -> Tensor | None:
-    """What is added to every vector [C] that is read: the projection's bias and the mean that codes are about."""
-    if codec.centre is None:
-        return bias
-    mean = decode(codec.centre, codec.decode)
-    return mean if bias is None else mean + bias.to(mean)
 
 
 class _Made:
