@@ -56,7 +56,7 @@ class TransformCodec:
         return encode(x.to(self.encode.dtype), self.encode)
 
     def offset(self, bias: Tensor | None) -> Tensor | None:
-        """What is added to every vector that is read [C]: a projection's ``bias``, and the mean that codes are about."""
+        """What is added to vectors [C] that are read: a projection's ``bias``, and the mean that codes are about."""
         if self.centre is None:
             return bias
         mean = decode(self.centre, self.decode)
