@@ -28,8 +28,8 @@ class TileLayout(CacheLayout):
     """
 
     tiles: tuple[TileBytes, ...] = ()
-    centred: bool = False
     rule: TileRule = field(default_factory=lambda: TileRule((1,)))
+    centred: bool = False
 
     @classmethod
     def of_classes(
