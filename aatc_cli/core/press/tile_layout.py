@@ -40,8 +40,8 @@ class PressTileLayout(TileLayout):
             )
         else:
             heads = tuple((_part(tile, count),) * count for tile in law.tiles)
-        parts = (law.geometry, law.window, law.groups, law.widths, law.scale_bits, law.overheads, law.tiles, law.rule)
-        return cls(*parts, centred=law.centred, by_head=heads, keep=keep)
+        parts = (law.geometry, law.window, law.groups, law.widths, law.scale_bits, law.overheads)
+        return cls(*parts, tiles=law.tiles, rule=law.rule, centred=law.centred, by_head=heads, keep=keep)
 
     def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> PressTileLayout:
         """The same behind a prompt of so many tokens, where heads keep ``shares`` [layer][head]; none: even ones."""
