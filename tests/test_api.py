@@ -24,7 +24,7 @@ def test_the_snippets_run(run_folder, new_model, tiny_llama, tmp_path, monkeypat
     names: dict[str, object] = {}
     # the tiny model reads 512 tokens, and has 64 of its own for what it says
     snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     for snippet in snippets:
         exec(snippet.replace("2048", "448"), names)
     said = capsys.readouterr().out

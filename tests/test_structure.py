@@ -107,7 +107,18 @@ def test_a_folder_of_stages_is_seen_at_once() -> None:
     assert {folder.name: n for folder in folders if (n := len(list(folder.glob("*.py")))) > 15} == {}
 
 
-AXES = {"transform", "key_weight", "value_weight", "allocator", "quantizer", "coordinates", "curve", "pool", "tokens"}
+AXES = {
+    "transform",
+    "key_weight",
+    "value_weight",
+    "allocator",
+    "quantizer",
+    "coordinates",
+    "curve",
+    "pool",
+    "tokens",
+    "prediction",
+}
 
 
 def compared_axes(tree: ast.AST) -> set[str]:

@@ -15,6 +15,11 @@ from aatc_cli.methods.sites import Sites
 
 def require_packed(name: str, recipe: Recipe) -> None:
     """Raise `AatcError` where the packed cache does not hold the plan ``name`` of this recipe."""
+    if recipe.choices.prediction.predicts:
+        raise AatcError(
+            f"{name} keeps what layers below do not tell, which is read layer by layer: no live cache holds it",
+            "evaluate it with aatc eval kl or perplexity; plan with --recipe loss-aware-tiles for a live cache",
+        )
     if recipe.pressed:
         raise AatcError(
             f"recipe {recipe.name} has no packed cache: its press leaves other tokens in every kv head",
@@ -50,4 +55,5 @@ def codecs_of(
         bits = torch.tensor([of_class[layer][side] for of_class in widths]).to(device)
         return kind.codec(recipe, first[layer][side], bits)
 
-    return [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]
+    pairs = [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]
+    return recipe.choices.prediction.layers(recipe, sites.tensors, sites.geometry, pairs)

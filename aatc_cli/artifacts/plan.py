@@ -208,14 +208,20 @@ class Plan(Noun):
 
 def _widths(artifact: Artifact, recipe: Recipe, classes: PlanClasses) -> list[Mapping[Side, list[int]]]:
     geometry = artifact.manifest.model.geometry
-    shape = (geometry.channels,) if classes.count == 1 else (classes.count, geometry.channels)
+    # tiles of one class have an axis of classes, codes without classes have none
+    whole = (classes.count, geometry.channels)
+    shapes = [whole] if classes.count > 1 else [whole, whole[1:]]
     found: list[Mapping[Side, list[int]]] = []
     for layer in range(geometry.layers):
         widths: dict[Side, list[int]] = {}
         for side in SIDES:
             array = artifact.array(f"layers.{layer}.{side}.bits")
             widths[side] = array.flatten().tolist()
-            if array.dtype != np.uint8 or array.shape != shape or not set(widths[side]) <= set(recipe.allowed_widths):
+            if (
+                array.dtype != np.uint8
+                or array.shape not in shapes
+                or not set(widths[side]) <= set(recipe.allowed_widths)
+            ):
                 raise artifact.damaged(f"the widths of layer {layer} {side} are out of range")
         found.append(widths)
     return found

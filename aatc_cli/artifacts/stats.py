@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from aatc_cli.artifacts.artifact import Artifact, ArtifactWriter, Noun, open_artifact
 from aatc_cli.artifacts.manifest import Manifest, ModelIdentity, TextRecord
@@ -36,6 +36,17 @@ class CollectSettings(Settings):
     fisher: int = Field(0, ge=0, description="Windows whose loss gradients are collected too, for loss-aware recipes.")
     window: Window = Field(Window(), description="Tokens a query reads exactly; gradients are of the rest.")
     head_groups: int = Field(1, ge=1, description="The profile's head groups: whiten takes them unless told otherwise.")
+    below: int = Field(
+        0,
+        ge=0,
+        le=4,
+        description="Layers below whose keys and values each layer's are multiplied with, for prediction.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return data if self.below else {key: part for key, part in data.items() if key != "below"}
 
     def tokens(self, windows: int) -> int:
         """Calibration tokens in ``windows`` windows."""
@@ -136,6 +147,7 @@ class Stats(Noun):
             "v_fisher": (channels, channels),
             "k_ranks": (2, RANKS, heads, dim, dim),
             "v_ranks": (2, RANKS, heads, dim, dim),
+            "cross": (self.settings.below + 1 if self.settings.below else 0, 2 * channels, 2 * channels),
         }
         parts = {}
         for part in LayerStats.TENSORS:

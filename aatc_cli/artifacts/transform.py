@@ -26,6 +26,7 @@ from aatc_cli.artifacts.stats import Stats
 from aatc_cli.config import HeadGroups, Settings
 from aatc_cli.core import SIDES, Side
 from aatc_cli.methods.choices import Choices, MethodTables
+from aatc_cli.methods.prediction_fields import PredictedCoding
 from aatc_cli.methods.registry import names, table_names
 from aatc_cli.profiles import dump, explain
 
@@ -45,10 +46,13 @@ class WhitenSettings(Settings):
     shrinkage: float = Field(0.1, ge=0, le=1, description="share of the loss metric replaced by its diagonal")
     tables: tuple[str, ...] = Field((), strict=False, description="quantizers whose tables it holds; none not written")
 
+    prediction: PredictedCoding | None = Field(None, description="what maps are fitted for; none not written")
+
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.tables else {key: part for key, part in data.items() if key != "tables"}
+        absent = [name for name in ("tables", "prediction") if not getattr(self, name)]
+        return {key: part for key, part in data.items() if key not in absent}
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -2,6 +2,7 @@
 
 from aatc_cli.cli.allocate import allocate, allocate_parameters
 from aatc_cli.cli.app import Ordered, app
+from aatc_cli.cli.cache import add_stored
 from aatc_cli.cli.collect import collect, collect_parameters
 from aatc_cli.cli.doctor import doctor
 from aatc_cli.cli.evaluate import tasks
@@ -28,5 +29,6 @@ app.add_typer(tasks, name="eval")
 app.command()(report)
 app.command()(pick)
 app.command()(export)
+add_stored(app)
 app.command(name="list")(list_known)
 app.command()(doctor)

@@ -12,7 +12,10 @@ from aatc_cli.cli.making import MadeCommand
 from aatc_cli.version import __version__
 
 # the order of the pipeline, which is the order of the help
-_ORDER = ("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "list", "doctor")
+_ORDER = (
+    *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export"),
+    *("cache", "advise", "list", "doctor"),
+)
 
 
 class Ordered(TyperGroup):

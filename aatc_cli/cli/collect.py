@@ -23,7 +23,7 @@ def collect_parameters() -> list[Parameter]:
     return [
         *shared("run", "model"),
         *settings_parameters(CalibrationAsked),
-        *settings_parameters(CollectSettings, "seed", "rows", "skip_first", "fisher"),
+        *settings_parameters(CollectSettings, "seed", "rows", "skip_first", "fisher", "below"),
         *settings_parameters(CollectOptions, "batch", "fisher_batch", "recompute", "checkpoint_seconds"),
         *shared("device", "device-map", "dry-run", "force", "json"),
     ]

@@ -19,8 +19,8 @@ def masked_attention(
 ) -> Tensor:
     """Attention of ``query`` [B, J, T, D] over ``keys``, ``values`` [B, H, S, D] where ``allowed`` [T, S] is true.
 
-    allowed None lets every query see every key. sinks [J]: a logit per query head that takes part in the softmax and
-    has no value. softcap c: scores s become c tanh(s / c). -> [B, J, T, D].
+    allowed None lets every query see every key; [B, J, T, S] says it for each head. sinks [J]: a logit per query head
+    that takes part in the softmax and has no value. softcap c: scores s become c tanh(s / c). -> [B, J, T, D].
     """
     if sinks is None and softcap is None:
         if allowed is not None and query.is_cuda:
@@ -49,6 +49,7 @@ def attention_weights(
     products = folded.flatten(2, 3) @ keys.to(dtype).transpose(-1, -2) * scaling
     scores = cap_scores(products.view(*folded.shape[:4], keys.shape[2]), softcap)
     if allowed is not None:
+        allowed = torch.unflatten(allowed, 1, (heads, -1)) if allowed.dim() == 4 else allowed
         scores = scores.masked_fill(~allowed, -torch.inf)
     return softmax_with_sinks(scores, None if sinks is None else sinks.view(heads, -1, 1, 1)).flatten(1, 2)
 

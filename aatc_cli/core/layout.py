@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
@@ -73,7 +74,8 @@ class SiteWidths:
 class CacheLayout:
     """Bytes of a whole model's cache. ``widths[layer] = (key site, value site)`` of the compressed layers.
 
-    overheads: of a published method, in place of the token scales and matrices of the packed codecs.
+    overheads: of a published method, in place of the token scales and matrices of the packed codecs. maps: bytes of
+    those that predict.
     """
 
     geometry: Geometry
@@ -82,6 +84,7 @@ class CacheLayout:
     widths: tuple[tuple[SiteWidths, SiteWidths], ...]
     scale_bits: int = 16
     overheads: Overheads | None = None
+    maps: int = 0
 
     @classmethod
     def of_bits(
@@ -151,7 +154,12 @@ class CacheLayout:
             "decode_matrices": (keys * (channels // self.groups.k) + values * (channels // self.groups.v)) * HALF_BYTES,
             "channel_scales": (keys + values) * CHANNEL_SCALE_BYTES,
             "widths": 2 * self.geometry.layers * self.geometry.channels,
+            **({"prediction_maps": self.maps} if self.maps else {}),
         }
+
+    def with_maps(self, nbytes: int) -> Self:
+        """The same with maps of so many bytes."""
+        return replace(self, maps=nbytes) if nbytes else self
 
     def reference_bytes(self, tokens: int, batch: int = 1) -> int:
         """Bytes of the float16 cache of the same tokens."""

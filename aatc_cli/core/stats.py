@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -31,6 +32,8 @@ class LayerStats:
     over tokens, g the gradient of the log-likelihood of sampled tokens at a cached vector; zero until it is collected.
     k_ranks, v_ranks [2, RANKS, H, D, D]: sum of g g^T of each kv head over the tokens of whole tiles, by groups
     of ranks in the tile (`core.tile_classes`): in the order of the layer, and in that of the head itself.
+    cross [n + 1, 2 C, 2 C]: sum of x x'^T, x' = (k, v) of this layer and x that of itself and of the 1, 2, ... n
+    compressed layers below; zero where there is none. [0, 2 C, 2 C] unless collect was asked for it.
     readers: positions whose sampled tokens are in that log-likelihood, over all windows with gradients.
     """
 
@@ -47,6 +50,7 @@ class LayerStats:
     v_fisher: Tensor
     k_ranks: Tensor
     v_ranks: Tensor
+    cross: Tensor
     filled: int = field(default=0)
     readers: int = field(default=0)
 
@@ -63,12 +67,16 @@ class LayerStats:
         "v_fisher",
         "k_ranks",
         "v_ranks",
+        "cross",
     )
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("k_ranks", "v_ranks")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("k_ranks", "v_ranks", "cross")
 
     @classmethod
-    def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor) -> LayerStats:
-        """Zero sums for a layer of ``geometry``, with room for ``rows`` sampled rows, on the device of ``o_gram``."""
+    def empty(cls, geometry: Geometry, rows: int, o_gram: Tensor, below: int = 0) -> LayerStats:
+        """Zero sums for a layer of ``geometry``, with room for ``rows`` sampled rows, on the device of ``o_gram``.
+
+        below: layers below with which its keys and values are multiplied.
+        """
         channels, device = geometry.channels, o_gram.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -89,6 +97,7 @@ class LayerStats:
             v_fisher=zeros(channels, channels),
             k_ranks=zeros(2, RANKS, heads, dim, dim),
             v_ranks=zeros(2, RANKS, heads, dim, dim),
+            cross=zeros(below + 1 if below else 0, 2 * channels, 2 * channels),
         )
 
     def update(self, q: Tensor, k: Tensor, v: Tensor, sample: Tensor) -> None:
@@ -115,6 +124,12 @@ class LayerStats:
         self.k_rows[self.filled : end] = pair[0][sample]
         self.v_rows[self.filled : end] = pair[1][sample]
         self.filled = end
+
+    def add_cross(self, rows: Sequence[Tensor]) -> None:
+        """Add N tokens: ``rows`` [N, 2 C] float64, (k, v) of this layer and then of those below, the nearest first."""
+        if self.cross.shape[0]:
+            for place, below in enumerate(rows[: self.cross.shape[0]]):
+                self.cross[place] += below.to(rows[0].device).T @ rows[0]
 
     def to(self, device: torch.device | str) -> LayerStats:
         """The same sums and rows on ``device``."""
@@ -166,15 +181,16 @@ class LayerStats:
         """Whether gradients were added by rank."""
         return bool(self.k_ranks.any())
 
-    def rank_costs(self, side: Side, decode: Tensor, shrinkage: float) -> Tensor:
+    def rank_costs(self, side: Side, decode: Tensor, shrinkage: float, heads: slice | None = None) -> Tensor:
         """What noise in a latent channel costs for tokens of each group of ranks, relative to the average token.
 
         decode [groups, E, E] -> float64 [2, RANKS, C], in the order of the layer and of each head; means over the ranks
-        are 1. Heads that share a group count one by one: what they cost together is taken to be in proportion.
+        are 1. heads: kv heads that ``decode`` is of, where not all. Heads that share a group count one by one: what
+        they cost together is taken to be in proportion.
         """
         ranks = self.k_ranks if side == "k" else self.v_ranks
         found = []
-        for order in ranks.to(torch.float64):
+        for order in (ranks if heads is None else ranks[:, :, heads]).to(torch.float64):
             blocks = [shrunk(torch.block_diag(*group), shrinkage) for group in order]  # type: ignore[no-untyped-call]
             costs = torch.stack([fisher_weights(decode, block) for block in blocks])
             mean = costs.mean(0)

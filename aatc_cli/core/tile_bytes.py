@@ -49,12 +49,26 @@ class TileBytes:
     classes: float
 
     @classmethod
-    def of(cls, widths: Mapping[Side, Ints], rule: TileRule, heads: int, scale_bits: int) -> TileBytes:
-        """Of a layer whose classes have ``widths[side]`` [n, groups, E]; ``heads`` kv heads."""
+    def of(
+        cls,
+        widths: Mapping[Side, Ints],
+        rule: TileRule,
+        heads: int,
+        scale_bits: int,
+        expected: Sequence[float] | None = None,
+    ) -> TileBytes:
+        """Of a layer whose classes have ``widths[side]`` [n, groups, E]; ``heads`` kv heads.
+
+        expected: bits that codes of each width take in the mean, where they have no fixed size and lie in no planes.
+        """
         quotas = np.array(rule.quotas)
         codes: dict[Side, float] = {}
         stored = scales = 0.0
         for side in SIDES:
+            if expected is not None:
+                codes[side] = float(np.array(expected)[widths[side]].sum((1, 2)) @ quotas) / 8
+                stored += codes[side]
+                continue
             codes[side] = float(widths[side].sum((1, 2)) @ quotas) / 8
             stored += float(plane_bits(*planes_of(widths[side])).sum(1) @ quotas) / 8
             scales += scale_bits * float(widths[side].any(-1).sum(1) @ quotas) / 8

@@ -37,15 +37,16 @@ class TileLayout(CacheLayout):
         bits: Sequence[Widths],
         rule: TileRule,
         scale_bits: int,
+        expected: Sequence[float] | None = None,
     ) -> Self:
-        """From the widths bits[class][layer][side] [C] of a plan."""
+        """From the widths bits[class][layer][side] [C] of a plan; ``expected`` as of `TileBytes.of`."""
         tiles, pairs = [], []
         for layer in range(geometry.layers):
             widths: dict[Side, Ints] = {
                 side: np.array([part[layer][side] for part in bits]).reshape(len(bits), groups.of(side), -1)
                 for side in SIDES
             }
-            tiles.append(TileBytes.of(widths, rule, geometry.kv_heads, scale_bits))
+            tiles.append(TileBytes.of(widths, rule, geometry.kv_heads, scale_bits, expected))
             pairs.append(_widest(widths, window))
         return cls(geometry, window, groups, tuple(pairs), scale_bits, tiles=tuple(tiles), rule=rule)
 

@@ -29,7 +29,7 @@ _WORDS = {2: torch.int32, 1: torch.int16}
 
 
 @dataclass(frozen=True)
-class _Digits:
+class Digits:
     """Digits of one size of one head group: channel and shift of each, [n]; ``bits`` a digit."""
 
     bits: int
@@ -61,12 +61,12 @@ class _Digits:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One head group of one class of a side: where its bytes begin in the side, and what they are."""
 
     group: int
     start: int
-    digits: tuple[_Digits, ...]
+    digits: tuple[Digits, ...]
     count: int
     scale_bits: int
 
@@ -105,14 +105,14 @@ class SidePacking:
         self.size = int(codec.codec.encode.shape[1])
         # one quantizer for all of a class's tokens: tables are made once
         self.quantizers = [codec.of_class(k) for k in range(rule.classes)]
-        self.classes: list[list[_Part]] = []
+        self.classes: list[list[Part]] = []
         start = 0
         for k, quota in enumerate(rule.quotas):
             parts = []
             for group, widths in enumerate(codec.bits[k].view(codec.codec.groups, self.size).cpu()):
                 if bool(widths.any()):
-                    digits = (_digits(widths, 2, codec.bits.device), _digits(widths, 1, codec.bits.device))
-                    parts.append(_Part(group, start, digits, quota, codec.codec.scale_bits))
+                    digits = (digits_of(widths, 2, codec.bits.device), digits_of(widths, 1, codec.bits.device))
+                    parts.append(Part(group, start, digits, quota, codec.codec.scale_bits))
                     start = parts[-1].stop
             self.classes.append(parts)
         self.nbytes = start
@@ -210,7 +210,7 @@ class TilePacking:
         return found, classes
 
 
-def _digits(widths: Tensor, bits: int, device: torch.device) -> _Digits:
+def digits_of(widths: Tensor, bits: int, device: torch.device) -> Digits:
     """The digits of ``bits`` bits of the channels with these widths [E]."""
     places = []
     for channel, width in enumerate(widths.tolist()):
@@ -218,7 +218,7 @@ def _digits(widths: Tensor, bits: int, device: torch.device) -> _Digits:
         count = width // 2 if bits == 2 else odd
         places += [(channel, odd + 2 * step if bits == 2 else 0) for step in range(count)]
     table = torch.tensor(places, dtype=torch.int64, device=device).view(-1, 2)
-    return _Digits(bits, table[:, 0], table[:, 1])
+    return Digits(bits, table[:, 0], table[:, 1])
 
 
 def _scale_bytes(alpha: Tensor, bits: int) -> Tensor:

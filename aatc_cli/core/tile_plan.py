@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Floats, Ints
+from aatc_cli.core.stepped_plan import allocate_steps
 from aatc_cli.core.tile_allocate import Units, allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
 from aatc_cli.core.tile_classes import TileRule
@@ -22,12 +23,14 @@ from aatc_cli.core.token_classes import TokenClasses
 class TileBudget:
     """What a plan may spend: ``average`` bits a number with all that a tile holds, token scales of ``scale_bits``.
 
-    floor: least bits of a number of the lowest class, scales and padding counted.
+    floor: least bits of a number of the lowest class, scales and padding counted. expected: bits that codes of each
+    width take where they have no fixed size; then there are neither planes nor scales.
     """
 
     average: float
     scale_bits: int
     floor: float = 0.0
+    expected: Sequence[float] | None = None
 
 
 def plan_tiles(
@@ -39,12 +42,14 @@ def plan_tiles(
     heads: int,
     *,
     joint: bool,
+    alone: bool = False,
 ) -> Allocation:
     """Widths [n, C] of every layer and side within ``budget``.
 
     values[side][layer] [groups, E]: energies of the average token; costs[layer][side] [n, C]: of tokens of each class,
     relative to it. heads: that rank their tokens each by itself. joint: one budget for keys and values, or two halves.
-    Raises `AatcError` for a budget that does not pay for the classes or the floor.
+    alone: values may be coded where keys are not. Raises `AatcError` for a budget that does not pay for the classes or
+    the floor.
     """
     layers, channels = len(costs), values["k"][0].size
     whole = math.floor(budget.average * rule.tile * 2 * channels * layers + 1e-9)
@@ -57,9 +62,11 @@ def plan_tiles(
         pool = [_units(values[side], [layer[side] for layer in costs], rule) for side in sides]
         if sides == ("v",):
             pool = [_where_coded(pool[0], [layer["k"] for layer in bits])]
-        share, follow = room // len(pools), joint and _alike(pool)
+        share, follow = room // len(pools), joint and not alone and _alike(pool)
 
         def buy(units: Sequence[Units], share: int = share, follow: bool = follow) -> tuple[list[Ints], float]:
+            if budget.expected is not None:
+                return allocate_steps(units, share, curve, np.array(budget.expected)[: curve.size])
             return allocate_planes(units, share, curve, budget.scale_bits, follow=follow)
 
         least = math.ceil(budget.floor * rule.quotas[0] * len(pool) * channels * layers)

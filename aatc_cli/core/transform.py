@@ -58,7 +58,7 @@ def loss_metric(moment: Tensor, fisher: Tensor, damping: float = 1e-4) -> GroupT
     e, falling. Both matrices are [E, E] or [G, E, E].
     """
     moment = moment.to(torch.float64)
-    factor = _damped_factor(fisher.to(torch.float64), damping)
+    factor = damped_factor(fisher.to(torch.float64), damping)
     energies, basis = _falling(factor.mT @ ((moment + moment.mT) / 2) @ factor)
     energies = energies.clamp_min(0)
     basis = canonical_basis(energies, basis)
@@ -66,7 +66,7 @@ def loss_metric(moment: Tensor, fisher: Tensor, damping: float = 1e-4) -> GroupT
     return GroupTransform(factor @ basis, decode, energies)
 
 
-def _damped_factor(metric: Tensor, damping: float) -> Tensor:
+def damped_factor(metric: Tensor, damping: float) -> Tensor:
     """The Cholesky factor L of a damped metric [..., E, E]; what rounding left below zero in it counts as zero."""
     metric = (metric + metric.mT) / 2
     mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)

@@ -53,6 +53,7 @@ class Task:
 TASKS: tuple[Task, ...] = (
     Task("kl", "kl", "Divergence of the next token from the uncompressed model's, on held-out text.", _TEXT),
     Task("perplexity", "perplexity", "Perplexity with the compressed cache, on held-out text.", _TEXT),
+    Task("stored", "stored", "Divergence behind a prefix that was stored in chunks.", ("model", "plans", "device")),
     Task("distortion", "distortion", "Measured against predicted error of attention.", ("model", "plans", "device")),
     Task(
         "stability",

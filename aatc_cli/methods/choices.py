@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
+from aatc_cli.methods.prediction import Prediction
 from aatc_cli.methods.sites import Library, PlannedWidths, Site, Sites, Tensors
 
 if TYPE_CHECKING:
@@ -71,6 +72,17 @@ class Quantizer(Choice, TableMaker):
 
     def distortion(self) -> Sequence[float]:
         """Mean squared error on a channel of energy 1 at 0 .. 16 bits."""
+        raise NotImplementedError
+
+    def expected_bits(self) -> Sequence[float] | None:
+        """Bits that a code of each width is expected to take, where codes have no fixed size; None: the width."""
+        return None
+
+    def read_back(self) -> tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]:
+        """By width: `distortion`, bits, and of a latent the share and the noise that are read back.
+
+        The noise is apart from the latent; both are of a channel of energy 1.
+        """
         raise NotImplementedError
 
     def overheads(
@@ -161,6 +173,7 @@ class Choices:
     quantizer: Quantizer
     classes: Classes
     curve: Quantizer
+    prediction: Prediction
     press: Press
 
     @property
@@ -173,6 +186,7 @@ class Choices:
             ("key_weight", self.key_weight),
             ("value_weight", self.value_weight),
             ("tokens", self.classes),
+            ("prediction", self.prediction),
             ("press", self.press),
         )
 
@@ -253,7 +267,8 @@ class Choices:
     ) -> CacheLayout:
         """The byte law of widths bits[class][layer][side] [C]; blocks: of one precision; keep: share of the tokens."""
         planned = PlannedWidths(bits, blocks, keep)
-        return self.press.layout(self.classes.layout(self, geometry, groups, planned), planned)
+        found = self.press.layout(self.classes.layout(self, geometry, groups, planned), planned)
+        return found.with_maps(self.prediction.map_bytes(self.recipe, geometry, groups))
 
     def nominal_layout(self, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """The byte law at an average width, before any plan exists; of a press at the share that its recipe says."""

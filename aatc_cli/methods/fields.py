@@ -67,6 +67,9 @@ class RecipeFields(Settings):
     protect: Protection = Protection()
     window: Window = Window()
     tokens: SerializeAsAny[Settings] | None = Field(None, description="classes of tokens; others do not write this")
+    prediction: SerializeAsAny[Settings] | None = Field(
+        None, description="prediction from what is decoded; others do not write this"
+    )
     press: str = Field("none", description="which tokens stay, per kv head; not written without one")
     keep: float | None = Field(
         None, gt=0, le=1, description="share of the tokens behind the window that a press leaves; None: by the budget"
@@ -75,7 +78,7 @@ class RecipeFields(Settings):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        absent = {"tokens"} if self.tokens is None else set()
+        absent = {name for name in ("tokens", "prediction") if getattr(self, name) is None}
         absent |= {"press", "keep"} if self.press == "none" else set()
         return {key: part for key, part in data.items() if key not in absent}
 

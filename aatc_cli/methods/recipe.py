@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
@@ -9,14 +10,17 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from aatc_cli.config import HeadGroups
 from aatc_cli.methods.choices import Choices
 from aatc_cli.methods.fields import GroupChoice, RecipeFields, chosen_groups
+from aatc_cli.methods.prediction_fields import PredictedCoding
 from aatc_cli.methods.registry import (
     ALLOCATORS,
     AXES,
     CLASSES,
+    PREDICTIONS,
     allocator_of,
     classes_told_by,
     curve_of,
     names,
+    prediction_told_by,
     press_of,
     quantizer_of,
     transform_of,
@@ -44,6 +48,13 @@ class Recipe(RecipeFields):
         models = [model for choice in CLASSES if (model := choice.told_by()) is not None]
         fitting = [model for model in models if set(value) <= set(model.model_fields)]
         return (fitting or models)[0].model_validate(value)
+
+    @field_validator("prediction", mode="before")
+    @classmethod
+    def _told_prediction(cls, value: Any) -> Any:
+        """The table of the prediction, of which there is one kind."""
+        model = next(told for choice in PREDICTIONS if (told := choice.told_by()) is not None)
+        return model.model_validate(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -129,6 +140,7 @@ class Recipe(RecipeFields):
             quantizer_of(self.quantizer),
             classes_told_by(None if self.tokens is None else type(self.tokens)),
             curve_of(self.curve),
+            prediction_told_by(None if self.prediction is None else type(self.prediction)),
             press_of(self.press),
         )
 
@@ -160,13 +172,27 @@ class Recipe(RecipeFields):
     @property
     def transform_name(self) -> str:
         """Folder of the recipe's Transform: ``metric``, ``metric-keys-per-head-values-all``."""
-        return transform_name(self.transform, self.key_groups, self.value_groups, self.choices.tables)
+        choices = self.choices
+        coding = choices.prediction.coding(self)
+        return transform_name(self.transform, self.key_groups, self.value_groups, choices.tables, coding)
 
 
-def transform_name(kind: str, keys: GroupChoice, values: GroupChoice, tables: tuple[str, ...] = ()) -> str:
-    """Folder name of a Transform: its kind, tables made for a quantizer, head groups that are not the profile's."""
+def transform_name(
+    kind: str,
+    keys: GroupChoice,
+    values: GroupChoice,
+    tables: tuple[str, ...] = (),
+    coding: PredictedCoding | None = None,
+) -> str:
+    """Folder name of a Transform: its kind, tables made for a quantizer, head groups that are not the profile's.
+
+    One with maps is named after them too, and by a few digits of all that they are fitted for.
+    """
     groups = (("keys", keys), ("values", values))
-    return "-".join([kind, *tables, *(f"{side}-{choice}" for side, choice in groups if choice != "profile")])
+    maps = []
+    if coding is not None:
+        maps = [coding.form.label, hashlib.sha256(coding.model_dump_json().encode()).hexdigest()[:8]]
+    return "-".join([kind, *tables, *maps, *(f"{side}-{choice}" for side, choice in groups if choice != "profile")])
 
 
 def _expanded(field: str, wanted: tuple[str, ...]) -> list[str]:

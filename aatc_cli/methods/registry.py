@@ -18,6 +18,9 @@ from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
 from aatc_cli.methods.choices import Allocator, Classes, Quantizer
 from aatc_cli.methods.classes.one import OneClass
 from aatc_cli.methods.classes.tiles import Tiles
+from aatc_cli.methods.prediction import Prediction
+from aatc_cli.methods.predictions.decoded import Decoded
+from aatc_cli.methods.predictions.none import NoPrediction
 from aatc_cli.methods.press import NoPress, Press
 from aatc_cli.methods.presses.caote import Caote
 from aatc_cli.methods.presses.critical_kv import CriticalKv
@@ -38,6 +41,7 @@ from aatc_cli.methods.quantizers.quanto import Quanto
 from aatc_cli.methods.quantizers.restored import RestoredLloyd, RestoredUniform
 from aatc_cli.methods.quantizers.signposts import Signposts
 from aatc_cli.methods.quantizers.squat import Squat
+from aatc_cli.methods.quantizers.stepped import Stepped
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
 from aatc_cli.methods.transforms.hadamard import Hadamard
@@ -56,7 +60,9 @@ if TYPE_CHECKING:
     from aatc_cli.config import Settings
 
 T = TypeVar("T", bound=Choice)
-Axis = Literal["transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "curve", "press"]
+Axis = Literal[
+    "transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "prediction", "curve", "press"
+]
 
 TRANSFORMS: Sequence[Transform] = (Whiten(), Metric(), Identity(), Hadamard(), Query(), Pca(), Global())
 WEIGHTS: Sequence[Weight] = (NoWeight(), QueryEnergy(), OutputNorm(), Fisher())
@@ -77,6 +83,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     UniformLevels(),
     RestoredLloyd(),
     RestoredUniform(),
+    Stepped(),
     Grouped(),
     LloydNorm(),
     Signposts(),
@@ -88,6 +95,7 @@ QUANTIZERS: Sequence[Quantizer] = (
     Float16(),
 )
 CLASSES: Sequence[Classes] = (OneClass(), Tiles())
+PREDICTIONS: Sequence[Prediction] = (NoPrediction(), Decoded())
 PRESSES: Sequence[Press] = (
     NoPress(),
     StreamingLlm(),
@@ -107,6 +115,7 @@ AXES: Mapping[Axis, Sequence[Choice]] = {
     "allocator": ALLOCATORS,
     "quantizer": QUANTIZERS,
     "classes": CLASSES,
+    "prediction": PREDICTIONS,
     "press": PRESSES,
 }
 
@@ -146,6 +155,11 @@ def press_of(name: str) -> Press:
 def classes_told_by(table: type[Settings] | None) -> Classes:
     """The classes that a recipe's table ``[tokens]`` of this model tells apart; None: it has no table."""
     return next(choice for choice in CLASSES if choice.told_by() is table)
+
+
+def prediction_told_by(table: type[Settings] | None) -> Prediction:
+    """The prediction that a recipe's table ``[prediction]`` of this model asks for; None: it has no table."""
+    return next(choice for choice in PREDICTIONS if choice.told_by() is table)
 
 
 def curve_of(name: str) -> Quantizer:

@@ -14,7 +14,7 @@ class TileQuotas(Settings):
     """Tokens in tiles of 64: so many of each go into every class, ranked by the attention they received while exact."""
 
     quotas: tuple[int, ...] = Field(
-        min_length=2, max_length=4, strict=False, description="tokens of a tile in every class, least attended first"
+        min_length=1, max_length=4, strict=False, description="tokens of a tile in every class, least attended first"
     )
     order: Literal["head", "layer"] = Field("head", description="each kv head ranks tokens itself, or a layer does")
     ranked_by: Literal["received", "chance"] = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,3 +34,35 @@ def rotary_frequencies(model: nn.Module, dim: int, *, partial: bool = False) -> 
         "the fused kernels rotate whole heads by fixed frequencies, which this model does not",
         "use the packed cache without them",
     )
+
+
+def rotation_tables(model: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """cos and sin [n, R] in float32 of positions [n], as the full layers of ``model`` are turned.
+
+    Made by a module like the model's own, which may be without memory. Raises `AatcError` where frequencies depend on
+    the length of the text.
+    """
+    config: Any = model.config
+    text = config.get_text_config()
+    found = [each for name, each in model.named_modules() if name.rsplit(".", 1)[-1].startswith("rotary_emb")]
+    if not found:
+        raise AatcError("this model has no rotary embedding of its own", "it is not supported yet")
+    kind: Any = type(found[0])
+    module = kind(config=text)
+    kinds: Any = getattr(module, "rope_type", "default")
+    if any(one in _MOVING for one in (kinds.values() if isinstance(kinds, dict) else [kinds])):
+        raise AatcError(
+            "this model turns its keys by frequencies that depend on the length of the text",
+            "stored chunks need the same frequencies at every length",
+        )
+    names: dict[str, Any] = {}
+    if "layer_type" in inspect.signature(module.forward).parameters:
+        layers = getattr(text, "layer_types", None) or ["full_attention"]
+        names["layer_type"] = "full_attention" if "full_attention" in layers else layers[0]
+
+    def tables(positions: Tensor) -> tuple[Tensor, Tensor]:
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
+        cos, sin = module.to(positions.device)(like, position_ids=positions[None], **names)
+        return cos[0], sin[0]
+
+    return tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -67,12 +67,7 @@ def save_cache(cache: HostedCache, session: Session, folder: Path) -> None:
 
     Raises `AatcError` when the disk does not take it, or a forward pass through the cache was interrupted.
     """
-    spec = _saved_spec(session)
-    session.admit(cache)
-    state = cache.state
-    assert isinstance(state, CompressedState)
-    if any(store.tokens != group.length for group in state.groups for store in group.stores):
-        raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
+    spec, state = live_state(cache, session)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     draft = CacheManifest(
         schema_version=2,
@@ -125,22 +120,44 @@ def load_cache(session: Session, folder: Path) -> HostedCache:
             )
     tensors = _read_tensors(folder, manifest)
     _check_groups(folder, manifest, spec)
+    return restored(session, folder, manifest.columns, manifest.groups, tensors)
+
+
+def live_state(cache: HostedCache, session: Session) -> tuple[CacheSpec, CompressedState]:
+    """What a cache of ``session`` holds, and what its caches share, to be written down.
+
+    Raises `AatcError` for a cache of another session, one that no file holds, or a forward pass that was interrupted.
+    """
+    spec = _saved_spec(session)
+    session.admit(cache)
+    state = cache.state
+    assert isinstance(state, CompressedState)
+    if any(store.tokens != group.length for group in state.groups for store in group.stores):
+        raise AatcError("a forward pass through this cache was interrupted", "begin a new cache")
+    return spec, state
+
+
+def restored(
+    session: Session, place: Path, columns: int, groups: Sequence[GroupRecord], tensors: Mapping[str, torch.Tensor]
+) -> HostedCache:
+    """A cache of ``session`` with these contents; raises `ArtifactError` naming ``place`` when they do not fit it."""
+    spec = _saved_spec(session)
     cache: HostedCache = session.new_cache()
     state = cache.state
     assert isinstance(state, CompressedState)
-    state.columns, state.batch = manifest.columns, sum(len(group.rows) for group in manifest.groups) or -1
-    for index, record in enumerate(manifest.groups):
+    state.columns, state.batch = columns, sum(len(group.rows) for group in groups) or -1
+    for index, record in enumerate(groups):
         stores = spec.stores(len(record.rows))
         for layer, store in enumerate(stores):
             prefix = f"groups.{index}.layers.{layer}."
             held = {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}
             if not store.fits(held, record.length):
-                raise _damaged(folder, f"layer {layer} of group {index} is not that of {record.length} tokens")
+                raise _damaged(place, f"layer {layer} of group {index} is not that of {record.length} tokens")
             # a clone owns its storage: what safetensors hands out may be part of a larger one
             store.load({name: part.to(spec.device).clone() for name, part in held.items()}, record.length)
         state.groups.append(Group(record.rows, record.offset, record.length, stores))
     if state.tensors().keys() != tensors.keys():
-        raise _damaged(folder, "it holds tensors of no layer")
+        raise _damaged(place, "it holds tensors of no layer")
     return cache
 
 

@@ -99,6 +99,8 @@ def transform_for(recipe: Recipe, place: Path) -> Transform:
     for name in recipe.choices.tables:
         if name not in transform.settings.tables:
             raise UsageError(f"recipe {recipe.name} needs the tables of {name}, which {place} lacks", f"run {command}")
+    if transform.settings.prediction != recipe.choices.prediction.coding(recipe):
+        raise UsageError(f"the maps of {place} are not those that recipe {recipe.name} predicts by", f"run {command}")
     if recipe.head_groups(transform.geometry.kv_heads, found) != found:
         problem = f"recipe {recipe.name} needs other head groups than the {found.described} of {place}"
         raise UsageError(problem, f"run {command}")
@@ -106,7 +108,7 @@ def transform_for(recipe: Recipe, place: Path) -> Transform:
 
 
 def _whiten_command(recipe: Recipe) -> str:
-    if recipe.choices.tables:
+    if recipe.choices.tables or recipe.choices.prediction.predicts:
         return f"aatc whiten --recipe {recipe.name}"
     options = (
         ("transform", recipe.transform, "whiten"),

@@ -18,6 +18,7 @@ from aatc_cli.config import HeadGroups
 from aatc_cli.console import say
 from aatc_cli.errors import ArtifactError, UsageError
 from aatc_cli.methods.fields import GroupChoice, chosen_groups
+from aatc_cli.methods.prediction_fields import PredictedCoding
 from aatc_cli.methods.recipe import Recipe, transform_name
 from aatc_cli.methods.registry import quantizer_of, transform_of
 
@@ -36,6 +37,7 @@ class Wanted:
     head_groups: int | None = None
     percentile: float = 99.0
     shrinkage: float = 0.1
+    prediction: PredictedCoding | None = None
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for a percentile or a shrinkage that cannot be, before anything is read."""
@@ -48,12 +50,14 @@ class Wanted:
     @classmethod
     def by(cls, recipe: Recipe) -> Self:
         """What a recipe needs."""
-        return cls(recipe.transform, recipe.key_groups, recipe.value_groups, recipe.choices.tables)
+        choices = recipe.choices
+        coding = choices.prediction.coding(recipe)
+        return cls(recipe.transform, recipe.key_groups, recipe.value_groups, choices.tables, prediction=coding)
 
     @property
     def name(self) -> str:
         """Folder of it in a run."""
-        return transform_name(self.transform, self.key_groups, self.value_groups, self.tables)
+        return transform_name(self.transform, self.key_groups, self.value_groups, self.tables, self.prediction)
 
     def settings(self, kv_heads: int, profile_groups: int) -> WhitenSettings:
         """The settings on a model of ``kv_heads``; raises `UsageError` for head groups that do not divide them."""
@@ -70,6 +74,7 @@ class Wanted:
             percentile=self.percentile,
             shrinkage=self.shrinkage,
             tables=self.tables,
+            prediction=self.prediction,
         )
 
 
@@ -98,6 +103,7 @@ def whiten(
     geometry = rates.geometry
     settings = asked.settings(geometry.kv_heads, rates.settings.head_groups)
     _require_gradients(settings, basis, rates)
+    _require_cross(settings, basis, rates)
     target = run.transform(asked.name)
     with run.lock():
         existing = unchanged(target, "transform", Transform.wanted(settings, basis, rates), force=force)
@@ -110,6 +116,21 @@ def whiten(
     described = settings.head_groups.described
     say(f"whiten: {2 * geometry.layers} sites of {geometry.channels} channels in {described} -> {target}")
     return manifest
+
+
+def _require_cross(settings: WhitenSettings, basis: Stats, rates: Stats) -> None:
+    """Raise `ArtifactError` where maps are fitted from products of layers that Stats do not hold."""
+    if settings.prediction is None:
+        return
+    wanted = max(settings.prediction.form.layers, 1)
+    if basis.digest != rates.digest:
+        problem = "maps are fitted on the moments that transforms are made from: two collections do not go together"
+        raise UsageError(problem, "give --rate-stats alone")
+    if rates.settings.below < wanted:
+        raise ArtifactError(
+            f"{rates.path} holds products of each layer with {rates.settings.below} below, prediction reads {wanted}",
+            f"collect with --below {wanted}, into the same run with --force",
+        )
 
 
 def _require_gradients(settings: WhitenSettings, basis: Stats, rates: Stats) -> None:

@@ -23,6 +23,7 @@ from aatc_cli.core.weights import channel_scales, fisher_weights, latent_varianc
 from aatc_cli.methods.registry import table_makers, transform_of
 from aatc_cli.models.placement import find_device
 from aatc_cli.stages.ahead import ahead, streaming, workers_of
+from aatc_cli.stages.predicting.layers import predicted_layers
 
 
 def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSettings, device: str) -> Manifest:
@@ -37,11 +38,7 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
         rate_layer = rates.layer(layer)
         basis_layer = rate_layer if same else basis.layer(layer)
         found = whiten_layer(basis_layer, rate_layer, settings, place)
-        if rate_layer.ranked:
-            window = rates.settings.window
-            ranked = (window.sinks, tile_lags(window.recent)[1])
-            found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
-        return found
+        return _with_window(found, rates)
 
     def joint() -> Iterator[tuple[str, Tensor]]:
         if transform_of(settings.transform).over_layers:
@@ -53,11 +50,23 @@ def write_transform(target: Path, basis: Stats, rates: Stats, settings: WhitenSe
     with progress("whiten", count) as ticker:
 
         def layers() -> Iterator[WhitenedLayer]:
-            for found in ahead(whitened, count, workers_of(place)):
+            every: Iterator[WhitenedLayer] = ahead(whitened, count, workers_of(place))
+            if settings.prediction is not None:
+                every = (_with_window(found, rates) for found in predicted_layers(rates, settings, place))
+            for found in every:
                 yield found
                 ticker.advance()
 
         return Transform.write(target, settings, basis, rates, layers(), joint(), device=str(place))
+
+
+def _with_window(found: WhitenedLayer, rates: Stats) -> WhitenedLayer:
+    """A layer that also says behind which window its tokens were ranked, where they were."""
+    window = rates.settings.window
+    if "k.ranks" in found.tables:
+        ranked = (window.sinks, tile_lags(window.recent)[1])
+        found.tables["tile_window"] = torch.tensor(ranked, dtype=torch.float64)
+    return found
 
 
 def whiten_layer(basis: LayerStats, rates: LayerStats, settings: WhitenSettings, device: torch.device) -> WhitenedLayer:

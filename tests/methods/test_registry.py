@@ -36,9 +36,10 @@ def test_names_are_unlike_and_partners_are_there(axis) -> None:
 
 def test_every_choice_is_in_a_packaged_recipe() -> None:
     recipes = [load_recipe(name) for name in available("recipes")]
-    for axis in set(AXES) - {"classes"}:
+    for axis in set(AXES) - {"classes", "prediction"}:
         assert {getattr(recipe, axis) for recipe in recipes} == set(names(axis)), axis
     assert {recipe.choices.classes.name for recipe in recipes} == set(names("classes"))
+    assert {recipe.choices.prediction.name for recipe in recipes} == set(names("prediction"))
     assert {recipe.curve for recipe in recipes} == set(names("curve"))
 
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from aatc_cli.core.joint import LayersCodec
+from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attention
 from aatc_cli.evals.forced.pressed_tiles import pressed_tiles
+from aatc_cli.evals.forced.stored import stored_attention, stored_layers
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
 from aatc_cli.evals.forced.tiles import tile_codecs, tiles_attention
 from aatc_cli.models.adapter import AttentionSite
@@ -26,6 +28,8 @@ def attention_of(method: Method, prompt: int = 0) -> AttentionFunction:
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
         return tiles_attention(tile_codecs(method), codec.rule, method.window, None, prompt)
+    if isinstance(codec, StoredLayer):
+        return stored_attention(stored_layers(method.codecs), method.window, None, prompt)
     return method_attention(method, prompt)
 
 

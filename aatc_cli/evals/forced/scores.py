@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.passes import attention_of, forced_logits
+from aatc_cli.evals.forced.stored import Meter, stored_attention, stored_layers
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
-from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import attention_override, scored_logits
+from aatc_cli.models.adapter import AttentionSite, geometry_of
+from aatc_cli.models.attention import attention_override, logits_at, scored_logits
 from aatc_cli.models.placement import input_device
 
 # positions compared at once: bounds the float64 copies of a large vocabulary
@@ -28,13 +30,15 @@ _POSITIONS = 256
 class Scores:
     """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
 
-    kept: of methods with a press, the share of the packed tokens that is left, by layer and kv head [L, H].
+    bits: that a packed number of a window took, of codes without a fixed size. kept: of methods with a press, the share
+    of the packed tokens that is left, by layer and kv head [L, H].
     """
 
     kl: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
     nll_reference: list[Tensor] = field(default_factory=list)
     agree: list[Tensor] = field(default_factory=list)
+    bits: list[float] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -73,6 +77,7 @@ class Scores:
             "nll_reference": mean_and_stderr(own)[0],
             "nll_windows": windows,
             "nll_reference_windows": own,
+            **({"bits_packed": sum(self.bits) / len(self.bits)} if self.bits else {}),
         }
 
 
@@ -119,6 +124,8 @@ def _logits(
     prompt: int,
     scores: Scores,
 ) -> Tensor:
+    if isinstance(method.codecs[0]["k"], StoredLayer):
+        return _stored(model, sites, method, tokens, positions, prompt, scores)
     left: dict[int, Tensor] = {}
     if not prompt and method.press is None:
         if isinstance(method.codecs[0]["k"], LayersCodec):
@@ -136,6 +143,25 @@ def _logits(
     logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep)[0]
     if left:
         scores.kept.append(torch.stack([left[layer] for layer in sorted(left)]))
+    return logits
+
+
+def _stored(
+    model: nn.Module,
+    sites: list[AttentionSite],
+    method: Method,
+    tokens: Tensor,
+    positions: range,
+    prompt: int,
+    scores: Scores,
+) -> Tensor:
+    """As `_logits`, of a storage code, whose codes may take bits that no plan says."""
+    layers = stored_layers(method.codecs)
+    meter = Meter(layers, geometry_of(model.config).kv_heads)
+    with attention_override(model, sites, stored_attention(layers, method.window, meter.add, prompt)):
+        logits = logits_at(model, tokens, torch.tensor(positions, device=tokens.device))[0]
+    bits = meter.per_number()
+    scores.bits += [] if bits is None else [bits]
     return logits
 
 

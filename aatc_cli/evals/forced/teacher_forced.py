@@ -7,7 +7,7 @@ in one pass, which is what sequential decoding would have seen token by token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -17,12 +17,10 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core import Side
+from aatc_cli.core.any_codec import AnyCodec, of_one_vector
 from aatc_cli.core.attend import masked_attention
-from aatc_cli.core.codec import Codec
-from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.state import Pressed
-from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.models.adapter import AttentionSite, non_finite, rebias
@@ -32,7 +30,7 @@ from aatc_cli.runtime.second_pass import Reader
 
 _TILE = 256
 
-Codecs = Sequence[Mapping[Side, Codec | LayersCodec | TileCodec]]
+Codecs = Sequence[Mapping[Side, AnyCodec]]
 Coordinates = Literal["pre-rope", "post-rope"]
 
 
@@ -76,7 +74,7 @@ def method_attention(method: Method, prompt: int = 0) -> AttentionFunction:
 
 
 def reconstruct(
-    inputs: LayerInputs, codecs: Mapping[Side, Codec | LayersCodec | TileCodec], sinks: int, coordinates: Coordinates
+    inputs: LayerInputs, codecs: Mapping[Side, AnyCodec], sinks: int, coordinates: Coordinates
 ) -> tuple[Tensor, Tensor]:
     """Keys (rotated) and values [B, H, T, D] as the cache would give them back.
 
@@ -92,8 +90,7 @@ def reconstruct(
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
     def coded(x: Tensor, side: Side) -> Tensor:
-        codec = codecs[side]
-        assert not isinstance(codec, LayersCodec | TileCodec)
+        codec = of_one_vector(codecs[side])
         return torch.cat((x[:, :sinks], codec.reconstruct(x[:, sinks:])), 1)
 
     if coordinates == "post-rope":
@@ -116,11 +113,16 @@ def mixed_attention(inputs: LayerInputs, k_hat: Tensor, v_hat: Tensor, window: W
 
     Of the queries from ``start`` on: [B, Hq, T - start, D].
     """
-    tiles = _tiles(window, start, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
     parts = []
-    for tile, queries in zip(tiles, torch.split(inputs.query[:, :, start:], _TILE, dim=2), strict=True):
+    for tile, queries in query_tiles(window, inputs, start):
         parts.append(tile_attention(tile, inputs, queries, (inputs.key, inputs.value), (k_hat, v_hat)))
     return torch.cat(parts, dim=2)
+
+
+def query_tiles(window: Window, inputs: LayerInputs, start: int = 0) -> Iterator[tuple[Tile, Tensor]]:
+    """Queries [B, Hq, n, D] of one layer from ``start`` on in tiles, and what each tile reads."""
+    tiles = _tiles(window, start, inputs.query.shape[2], inputs.sliding_window, inputs.query.device)
+    return zip(tiles, torch.split(inputs.query[:, :, start:], _TILE, dim=2), strict=True)
 
 
 def tile_attention(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aatc_cli.methods.tile_quotas import TileQuotas
 
 _TILE = 64
-_WIDEST = 8
 
 
 class Tiles(Classes):
@@ -30,7 +29,7 @@ class Tiles(Classes):
 
     name = "tiles"
     meaning = "quotas of the ranks of received attention in a tile of 64 tokens"
-    goes_with = together(quantizer=("packed",), allocator=("waterfill",))
+    goes_with = together(quantizer=("tiled",), allocator=("waterfill",))
     tiled = True
 
     def told_by(self) -> type[Settings]:
@@ -43,8 +42,6 @@ class Tiles(Classes):
         """What a tile holds, and who may rank its tokens."""
         if recipe.protect.layers or recipe.block != 1 or recipe.widths is not None or recipe.min_bits:
             raise ValueError("tiles need free widths from 0 on: no protected layers, blocks, widths or min_bits")
-        if recipe.max_bits > _WIDEST:
-            raise ValueError(f"tiles hold widths up to {_WIDEST} bits")
         if recipe.window.flush != _TILE or recipe.window.recent <= _TILE:
             raise ValueError(f"tiles need a window that flushes {_TILE} tokens at a time and holds more")
         alone = recipe.key_groups == recipe.value_groups == "per-head"
@@ -109,11 +106,12 @@ class Tiles(Classes):
         return plan_tiles(
             values,
             tables.classes,
-            TileBudget(average, recipe.scale_bits, _quotas(recipe).lowest_bits),
+            TileBudget(average, recipe.scale_bits, _quotas(recipe).lowest_bits, choices.quantizer.expected_bits()),
             choices.filling.curve[: recipe.max_bits + 1],
             rule_of(recipe),
             groups.k,
             joint=recipe.pool == "joint",
+            alone=choices.prediction.reads_below(recipe),
         )
 
     def layout(self, choices: Choices, geometry: Geometry, groups: HeadGroups, plan: PlannedWidths) -> CacheLayout:
@@ -121,7 +119,9 @@ class Tiles(Classes):
         from aatc_cli.core.tile_layout import TileLayout
 
         recipe = choices.recipe
-        return TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), recipe.scale_bits)
+        expected = choices.quantizer.expected_bits()
+        scale_bits = recipe.scale_bits if expected is None else 0
+        return TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), scale_bits, expected)
 
     def nominal(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """Tiles of so many bits a number."""

@@ -41,7 +41,8 @@ class CollectJob:
         geometry = identity.geometry
         rows = min(settings.rows, self.tokens(settings.samples))
         self.layers = [
-            LayerStats.empty(geometry, rows, output_gram(_finite_output(site, device), geometry)) for site in sites
+            LayerStats.empty(geometry, rows, output_gram(_finite_output(site, device), geometry), settings.below)
+            for site in sites
         ]
 
     def tokens(self, windows: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,6 +87,7 @@ class _BatchStatistics:
         ]
         self._samples = {torch.device("cpu"): torch.cat(drawn)}
         self._sums: list[Tensor] = []
+        self._rows: deque[Tensor] = deque(maxlen=job.settings.below + 1)
 
     def add(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Take the queries [B, T, heads * D], keys and values [B, T, C] of one layer."""
@@ -97,6 +99,10 @@ class _BatchStatistics:
             self.job.layers[layer].update(
                 by_head[:, self.skip :], k[:, self.skip :], v[:, self.skip :], self._sample(k.device)
             )
+            if self.job.settings.below:
+                both = torch.cat((k[:, self.skip :], v[:, self.skip :]), -1).flatten(0, 1)
+                self._rows.appendleft(both.to(torch.float64))
+                self.job.layers[layer].add_cross(list(self._rows))
 
     def finite(self) -> bool:
         """Whether all numbers were; waits for the device."""

@@ -1,0 +1,1 @@
+"""Divergence of a continuation that reads its prefix out of stored chunks."""

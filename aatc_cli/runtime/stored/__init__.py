@@ -1,0 +1,1 @@
+"""Stored caches: chunks of tokens as bytes that outlive a process, and prefixes made of them."""

@@ -1,0 +1,167 @@
+"""The storage code through the stages: collect with layers below, maps, plans over residuals, bytes, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.run import Run
+from aatc_cli.artifacts.stats import CollectSettings, Stats
+from aatc_cli.artifacts.transform import Transform
+from aatc_cli.config import make_budget
+from aatc_cli.core.stored_layer import StoredLayer
+from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods.recipe import Recipe
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import TextMixture, load_recipe
+from aatc_cli.stages.allocate import allocate, check
+from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.whiten import Wanted, whiten
+
+RECIPE = load_recipe("stored-fixed")
+
+
+def changed(**changes: object) -> Recipe:
+    return Recipe.model_validate(RECIPE.model_dump(mode="json") | changes)
+
+
+def collected(run: Run, model: Path, corpus: Path, *, name: str = "stats", below: int = 2, **how: object) -> Stats:
+    settings = CollectSettings(samples=4, length=260, rows=64, fisher=4, below=below)
+    mixture = TextMixture(sources=[str(corpus)], samples=4, length=260)
+    collect(run, name, find_model(str(model)), mixture, settings, CollectOptions(**{"batch": 2, **how}))
+    return Stats.open(run.stats(name))
+
+
+@pytest.fixture(scope="module")
+def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("stored") / "run")
+    collected(run, tiny_llama, corpus)
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(RECIPE))
+    return run
+
+
+@pytest.fixture(scope="module")
+def plan(run: Run) -> Plan:
+    return allocate(run, RECIPE, [make_budget(bits=2.0)])[0]
+
+
+def test_products_of_layers_are_those_of_their_rows(run: Run) -> None:
+    """Every token of every window is in them; the sampled rows are some of those."""
+    stats = Stats.open(run.stats())
+    own = stats.layer(2)
+    width = own.k_outer.shape[0]
+    torch.testing.assert_close(own.cross[0][:width, :width], own.k_outer)
+    torch.testing.assert_close(own.cross[0][width:, width:], own.v_outer)
+    assert own.cross.shape == (3, 2 * width, 2 * width)
+    assert not stats.layer(0).cross[1].any()
+    assert not stats.layer(1).cross[2].any()
+    # Cauchy and Schwarz, of one number of this layer and one of the layer below
+    lower = stats.layer(1).cross[0].diagonal()
+    limit = (lower[:, None] * own.cross[0].diagonal()).sqrt()
+    assert bool((own.cross[1].abs() <= limit * (1 + 1e-9)).all())
+
+
+def test_products_do_not_depend_on_the_batch(run: Run, tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
+    other = collected(Run(tmp_path / "run"), tiny_llama, corpus, batch=1)
+    for layer in range(4):
+        torch.testing.assert_close(
+            other.layer(layer).cross, Stats.open(run.stats()).layer(layer).cross, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_stats_without_layers_below_say_nothing_of_them(tiny_llama: Path, corpus: Path, tmp_path: Path) -> None:
+    bare = Run(tmp_path / "run")
+    stats = collected(bare, tiny_llama, corpus, below=0)
+    assert "below" not in stats.manifest.settings
+    assert not [name for name in stats.manifest.tensors if "cross" in name]
+    with pytest.raises(ArtifactError, match="0 below, prediction reads 2"):
+        whiten(bare, transform_stats=bare.stats(), rate_stats=bare.stats(), wanted=Wanted.by(RECIPE))
+
+
+def test_maps_leave_less_to_code(run: Run) -> None:
+    plain = load_recipe("loss-aware-tiles")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(plain))
+    [bare] = allocate(run, plain, [make_budget(bits=2.0)])
+    [stored] = allocate(run, RECIPE, [make_budget(bits=2.0)])
+    assert sum(stored.predicted.values()) < 0.9 * sum(bare.predicted.values())
+    assert stored.layout.bits_packed <= 2.0
+
+
+def test_bytes_of_the_maps_are_in_the_law(run: Run, plan: Plan) -> None:
+    transform = Transform.open(run.transform(RECIPE.transform_name))
+    numbers = 0
+    for layer in range(4):
+        below = transform.artifact.tensor(f"layers.{layer}.maps.below")
+        within = transform.artifact.tensor(f"layers.{layer}.maps.within")
+        assert below.dtype == within.dtype == torch.float16
+        assert below.shape == (min(layer, 2) * 64, 64)
+        # two heads of 16: the second of a side reads the first, keys read both values
+        numbers += below.numel() + 2 * 16 * 16 + 32 * 32
+    assert plan.layout.static_breakdown()["prediction_maps"] == 2 * numbers
+    assert "prediction_maps" not in plan.layout.breakdown(1000)
+
+
+def test_a_plan_is_what_is_derived_anew(plan: Plan) -> None:
+    assert check(plan) == []
+
+
+def test_evaluation_goes_through_the_layers(
+    plan: Plan, run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    codecs = plan.simulated_codecs("cpu")
+    assert all(isinstance(layer["k"], StoredLayer) and layer["k"] is layer["v"] for layer in codecs)
+    given = {"length": 260, "limit": 1, "first": 200}
+    [one] = measured("kl", run, tiny_llama, [Subject(RECIPE, plan)], text=[corpus], **given)
+    assert one.kl_mean is not None
+    assert 0 < one.kl_mean < 10
+
+
+def test_codes_of_variable_length_take_what_is_measured(
+    run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    recipe = load_recipe("stored")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    [plan] = allocate(run, recipe, [make_budget(bits=2.0)])
+    assert check(plan) == []
+    assert 1.95 < plan.layout.bits_packed <= 2.0
+    given = {"length": 260, "limit": 1, "first": 200}
+    [one] = measured("kl", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
+    assert one.bits_packed == pytest.approx(2.0, rel=0.2)
+    assert one.bits_packed != pytest.approx(plan.layout.bits_packed, rel=1e-6)
+
+
+def test_no_live_cache_holds_it(plan: Plan) -> None:
+    with pytest.raises(AatcError, match="no live cache holds it"):
+        plan.codecs("cpu")
+
+
+def test_maps_of_another_form_are_another_transform(run: Run) -> None:
+    other = changed(name="stored-rank", prediction={"layers": 1, "within": "none", "rank": 8})
+    assert other.transform_name != RECIPE.transform_name
+    with pytest.raises(UsageError, match="maps"):
+        allocate(run, other, [make_budget(bits=2.0)], transform=run.transform(RECIPE.transform_name))
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(other))
+    [found] = allocate(run, other, [make_budget(bits=2.0)])
+    assert found.layout.static_breakdown()["prediction_maps"] == 2 * 3 * 8 * (64 + 64)
+    assert isinstance(found.simulated_codecs("cpu")[1]["k"], StoredLayer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"prediction": {"layers": 0, "within": "none"}}, "reads layers below"),
+        ({"prediction": {"layers": 2, "depth": 3}}, "depth"),
+        ({"prediction": {"layers": 1, "rank": 4, "alone": True}}, "alone"),
+        ({"transform": "whiten", "key_weight": "query", "value_weight": "output", "pool": "separate"}, "metric"),
+        ({"tokens": None}, "tiles"),
+    ],
+)
+def test_recipes_that_cannot_be(changes: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        changed(**changes)
