@@ -1,4 +1,4 @@
-"""Codecs with no table and no statistics: 8-bit floats, and Lloyd-Max levels after the norm is taken out."""
+"""Codecs with no table and no statistics: half and 8-bit floats, Lloyd-Max levels after the norm is taken out."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ class Float8Codec:
         return x.clamp(-largest, largest).to(torch.float8_e4m3fn).to(x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Float8Codec:
+        """Nothing to move."""
+        return self
+
+
+@dataclass(frozen=True)
+class HalfCodec:
+    """Numbers held in float16."""
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """``x`` [..., C] rounded to float16, in the dtype of ``x``; what is beyond its range is held at its end."""
+        return saturated(x, torch.float16).to(x.dtype)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> HalfCodec:
         """Nothing to move."""
         return self
 

@@ -42,7 +42,7 @@ class StoredCode:
         classes[layer] [orders, T]. Raises `AatcError` unless T is a number of whole tiles.
         """
         tokens = int(rows[0].shape[0])
-        self._check(tokens)
+        self.check(tokens)
         below: list[Tensor] = []
         parts = []
         for layer, planes, mine, told in zip(self.layers, self.packings, rows, classes, strict=True):
@@ -69,7 +69,8 @@ class StoredCode:
         """Checksum of the likelihoods that symbols are coded under; 0 of codes of fixed size."""
         return tables_digest() if self.variable else 0
 
-    def _check(self, tokens: int) -> None:
+    def check(self, tokens: int) -> None:
+        """Raise `AatcError` unless ``tokens`` are whole tiles."""
         if tokens < 1 or tokens % self.rule.tile:
             raise AatcError(
                 f"{tokens} tokens are not whole tiles of {self.rule.tile}", "store as many tokens as tiles hold"

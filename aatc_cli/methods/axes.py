@@ -110,7 +110,7 @@ class Transform(Choice):
 
         return LinearCodec(*site.matrices(), inner)
 
-    def joint_codec(self, sites: Sites, side: Side) -> Any:
+    def joint_codec(self, recipe: RecipeFields, sites: Sites, side: Side) -> Any:
         """The codec of one side of all layers, of a transform over layers."""
         raise NotImplementedError
 

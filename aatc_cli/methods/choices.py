@@ -50,6 +50,10 @@ class Allocator(Choice, TableMaker):
         """Widths [C] of a site at ``bits`` per channel, where nothing is known of a model."""
         return [int(bits > 0)] * channels
 
+    def rows(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths) -> tuple[int, int]:
+        """Rows of kept latents of a token over all sites, and numbers of all matrices that decode them."""
+        raise NotImplementedError
+
     def codec(self, choices: Choices, site: Site) -> Any:
         """The codec of a site at its widths."""
         return choices.quantizer.site_codec(choices, site)
@@ -101,6 +105,10 @@ class Quantizer(Choice, TableMaker):
     def site_codec(self, choices: Choices, site: Site) -> Any:
         """The codec of a site: that of its latents with the transform around it."""
         return choices.transform.around(site, self.codec(choices, site))
+
+    def joint_codec(self, choices: Choices, sites: Sites, side: Side) -> Any:
+        """The codec of one side of all layers, where the transform is over layers: the transform's own."""
+        return choices.transform.joint_codec(choices.recipe, sites, side)
 
     def ready(self, library: Library, bits: int, flush: int) -> None:
         """Raise `AatcError` where a package that it needs is missing, before anything is computed."""
@@ -284,7 +292,7 @@ class Choices:
 
         layers = range(sites.geometry.layers)
         if self.transform.over_layers:
-            joint = {side: self.transform.joint_codec(sites, side).to(device) for side in SIDES}
+            joint = {side: self.quantizer.joint_codec(self, sites, side).to(device) for side in SIDES}
             return [dict(joint) for _ in layers]
         return [
             {side: self.allocator.codec(self, sites.of(layer, side)).to(device) for side in SIDES} for layer in layers

@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from aatc_cli.methods.allocators.block_dp import BlockDp
+from aatc_cli.methods.allocators.keys_wider import KeysWider
+from aatc_cli.methods.allocators.layer_ranks import LayerRanks
 from aatc_cli.methods.allocators.nothing import Nothing
 from aatc_cli.methods.allocators.one_width import OneWidth
+from aatc_cli.methods.allocators.paired import Paired
 from aatc_cli.methods.allocators.per_head import PerHead
 from aatc_cli.methods.allocators.per_layer import PerLayer
 from aatc_cli.methods.allocators.profile import GlobalProfile
 from aatc_cli.methods.allocators.rank import Rank
+from aatc_cli.methods.allocators.rope_pairs import RopePairs
+from aatc_cli.methods.allocators.salience import Salience
+from aatc_cli.methods.allocators.spectrum import Spectrum
 from aatc_cli.methods.allocators.uniform import Uniform
 from aatc_cli.methods.allocators.waterfill import Waterfill
 from aatc_cli.methods.axes import Choice, TableMaker, Transform, Weight
@@ -30,26 +36,37 @@ from aatc_cli.methods.presses.kvzip import KvZip
 from aatc_cli.methods.presses.snapkv import SnapKv
 from aatc_cli.methods.presses.streaming_llm import StreamingLlm
 from aatc_cli.methods.presses.vatp import Vatp
+from aatc_cli.methods.quantizers.balanced import Balanced
 from aatc_cli.methods.quantizers.block_max import BlockMax
+from aatc_cli.methods.quantizers.commuting import Commuting
 from aatc_cli.methods.quantizers.float8 import Float8
 from aatc_cli.methods.quantizers.float16 import Float16
 from aatc_cli.methods.quantizers.grouped_minmax import Grouped
 from aatc_cli.methods.quantizers.hqq import Hqq
+from aatc_cli.methods.quantizers.latent import Latents
 from aatc_cli.methods.quantizers.lloyd import Lloyd
 from aatc_cli.methods.quantizers.lloyd_norm import LloydNorm
+from aatc_cli.methods.quantizers.merged import Merged
+from aatc_cli.methods.quantizers.mixed import Mixed
 from aatc_cli.methods.quantizers.quanto import Quanto
+from aatc_cli.methods.quantizers.query_codes import QueryCodes
+from aatc_cli.methods.quantizers.rate_groups import RateGrouped
 from aatc_cli.methods.quantizers.restored import RestoredLloyd, RestoredUniform
+from aatc_cli.methods.quantizers.shrunk import Shrunk
 from aatc_cli.methods.quantizers.signposts import Signposts
 from aatc_cli.methods.quantizers.squat import Squat
 from aatc_cli.methods.quantizers.stepped import Stepped
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
 from aatc_cli.methods.transforms.hadamard import Hadamard
+from aatc_cli.methods.transforms.head_eigen import HeadEigen
 from aatc_cli.methods.transforms.identity import Identity
 from aatc_cli.methods.transforms.metric import Metric
 from aatc_cli.methods.transforms.over_layers import Global
+from aatc_cli.methods.transforms.paired_layers import PairedLayers
 from aatc_cli.methods.transforms.pca import Pca
 from aatc_cli.methods.transforms.query import Query
+from aatc_cli.methods.transforms.shared_basis import SharedLayers
 from aatc_cli.methods.transforms.whiten import Whiten
 from aatc_cli.methods.weights.fisher import Fisher
 from aatc_cli.methods.weights.none import NoWeight
@@ -64,7 +81,18 @@ Axis = Literal[
     "transform", "key_weight", "value_weight", "allocator", "quantizer", "classes", "prediction", "curve", "press"
 ]
 
-TRANSFORMS: Sequence[Transform] = (Whiten(), Metric(), Identity(), Hadamard(), Query(), Pca(), Global())
+TRANSFORMS: Sequence[Transform] = (
+    Whiten(),
+    Metric(),
+    Identity(),
+    Hadamard(),
+    Query(),
+    Pca(),
+    HeadEigen(),
+    Global(),
+    SharedLayers(),
+    PairedLayers(),
+)
 WEIGHTS: Sequence[Weight] = (NoWeight(), QueryEnergy(), OutputNorm(), Fisher())
 ALLOCATORS: Sequence[Allocator] = (
     Waterfill(),
@@ -72,7 +100,13 @@ ALLOCATORS: Sequence[Allocator] = (
     GlobalProfile(),
     Uniform(),
     OneWidth(),
+    KeysWider(),
+    RopePairs(),
+    Salience(),
     Rank(),
+    Spectrum(),
+    LayerRanks(),
+    Paired(),
     PerHead(),
     BlockDp(),
     Nothing(),
@@ -88,6 +122,14 @@ QUANTIZERS: Sequence[Quantizer] = (
     LloydNorm(),
     Signposts(),
     Squat(),
+    Mixed(),
+    Balanced(),
+    RateGrouped(),
+    Shrunk(),
+    QueryCodes(),
+    Commuting(),
+    Latents(),
+    Merged(),
     BlockMax(),
     Float8(),
     Quanto(),

@@ -7,6 +7,7 @@ the store's own matter, and a way to keep them is one class of stores and one `F
 |---|---|---|
 | packed | codes of any widths in planes, unpacked by torch | `runtime/packed/` |
 | fused | codes in tiles of 64 tokens at a capacity, decoded by kernels | `runtime/fused/` |
+| fused | the same of tiles with classes, in records of 16 tokens | `runtime/fused_tiles/` |
 | simulated | full vectors and what a codec gives back | `runtime/simulated/` |
 | (exact) | the latest tokens of a sliding layer | `runtime/sliding.py` |
 

@@ -11,6 +11,7 @@ from aatc_cli.methods.fields import RecipeFields
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.registry import AXES, QUANTIZERS, names, table_makers, table_names
 from aatc_cli.profiles import available, load_recipe
+from aatc_cli.studies.definition import load_study
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text("utf-8")
 
@@ -59,3 +60,18 @@ def test_tables_lie_where_they_are_read() -> None:
         assert [maker.name for maker in table_makers(recipe.transform, (name,))] == [name]
     assert [maker.name for maker in table_makers("pca")] == ["block-dp"]
     assert table_makers("whiten") == []
+
+
+def test_everything_has_every_published_method() -> None:
+    """All recipes of others' methods, and ours as they ship; presses that act at the end of a prompt need one."""
+    study = load_study("everything")
+    named = {method.recipe for method in study.methods}
+    recipes = {name: load_recipe(name) for name in available("recipes")}
+    for_prompts = {name for name, recipe in recipes.items() if recipe.pressed and recipe.choices.press.acts == "prompt"}
+    ours = {"paper", "loss-aware", "loss-aware-tiles"}
+    others = {
+        name
+        for name, recipe in recipes.items()
+        if not recipe.packed and name not in {"quanto", "hqq", "stored"} | for_prompts
+    }
+    assert named == ours | others | {"qaq", "aqua-kv", "loss-aware+h2o-0.5"}

@@ -31,8 +31,22 @@ BUDGETS = {
     "per-token": (2, 6),
     "per-channel": (2, 6),
     "fp8": (8,),
+    "kvarn": (2, 6),
+    "kvarn-k4v2": (3, 6),
+    "block-gtq": (2, 6),
+    "mixkvq": (2, 6),
+    "eoptshrinkq": (2, 6),
+    "a2ats": (1, 4),
+    "commvq": (1, 2),
+    "eigen-attention": (8, 14),
+    "eigen-attention-4bit": (2, 3.9),
+    "xkv": (6, 12),
+    "xkv-4bit": (2, 3),
+    "minicache": (2, 6),
 }
 LIBRARIES = {"quanto", "hqq"}
+# what has no fine budget: values of 2 bits, codes of 2 bits at most, points of pairs of channels
+COARSE = {"mixkvq": 0.5, "commvq": 0.6, "a2ats": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +62,9 @@ def run(tiny_llama, with_gradients, tmp_path_factory) -> Run:
 
 def test_every_simulated_recipe_is_tried():
     recipes = [load_recipe(name) for name in available("recipes")]
-    # those with a press: tests/stages/test_pressed_plans.py
-    simulated = {recipe.name for recipe in recipes if not recipe.packed and not recipe.pressed} - {"fp16"}
+    # those with a press: tests/stages/test_pressed_plans.py; of stored caches: tests/stages/test_stored.py
+    live = [recipe for recipe in recipes if not recipe.pressed and not recipe.choices.prediction.predicts]
+    simulated = {recipe.name for recipe in live if not recipe.packed} - {"fp16"}
     assert simulated == set(BUDGETS) | LIBRARIES
 
 
@@ -91,7 +106,7 @@ def test_reconstructions_are_near_what_goes_in(run):
     rows = _rows(run)
     for name, budgets in BUDGETS.items():
         recipe = load_recipe(name)
-        if recipe.transform == "global":
+        if recipe.choices.transform.over_layers:
             continue
         plan = allocate(run, recipe, [make_budget(bits=float(budgets[-1]))])[0]
         for layer, codecs in enumerate(subject_codecs(Subject(recipe, plan), 4, "cpu")):
@@ -99,7 +114,7 @@ def test_reconstructions_are_near_what_goes_in(run):
                 x = rows[layer][side]
                 error = (codecs[side].reconstruct(x) - x).norm() / x.norm()
                 # Palu drops nothing here: 32 channels are one multiple of its ranks
-                assert error < 0.25, (name, layer, side)
+                assert error < COARSE.get(name, 0.25), (name, layer, side)
 
 
 def _rows(run):

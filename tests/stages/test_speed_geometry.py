@@ -117,6 +117,33 @@ def test_what_has_no_row_says_why(bench: type[FakeBench], tmp_path: Path, monkey
     assert [row.backend for row in result.rows] == ["sdpa-flash-packed", "fused"]
 
 
+@pytest.mark.usefixtures("bench")
+def test_tiles_with_classes_are_timed_in_place_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeTiles:
+        error = 0.002
+
+        @classmethod
+        def of(cls, geometry: Geometry, window: Window, bits: float, theta: float, lengths: list[int], device: Any):
+            assert lengths == [1412] * 3
+            return cls()
+
+        def measure(self, repeats: int) -> tuple[Timing, float]:
+            return Timing("fused-tiles", [3.0, 2.0, 4.0], 500), self.error
+
+    monkeypatch.setattr(ours, "TileBench", FakeTiles)
+    monkeypatch.setattr(speed_geometry, "on_hopper", lambda device: True)
+    result = measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, Form(tiles=True))
+    assert (result.recipe, result.rows[-1].backend) == ("synthetic-tiles", "fused-tiles")
+    assert result.rows[-1].ratio == pytest.approx(3 / 1.5)
+    assert read_measurement(write_evaluation(tmp_path / "evals", result), SpeedResult) == result
+    monkeypatch.setattr(FakeTiles, "error", 0.2)
+    with pytest.raises(AatcError, match="no time is reported"):
+        measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, Form(tiles=True))
+    monkeypatch.setattr(speed_geometry, "on_hopper", lambda device: False)
+    with pytest.raises(AatcError, match=r"compute capability 9\.0"):
+        measure_geometry(PROFILE, 2.0, [(1412, 3)], 3, CUDA, Form(tiles=True))
+
+
 @pytest.mark.parametrize("error", [0.2, float("nan")])
 def test_wrong_numbers_have_no_speed(bench: type[FakeBench], tmp_path: Path, monkeypatch: Any, error: float) -> None:
     monkeypatch.setattr(bench, "error", error)
@@ -308,3 +335,4 @@ def test_what_a_profile_cannot_be_timed_with_is_refused(refuses: Any, tmp_path: 
     for wrong in ("3", "0", "-1", "some"):
         refuses(*command, "--groups", wrong, says=(f"8 kv heads do not make {wrong}",), folder=tmp_path, code=2)
     refuses(*command, "--groups", "2", "--whole-model", says=("timed with the fused cache",), folder=tmp_path, code=2)
+    refuses(*command, "--groups", "2", "--tiles", says=("the attention of heads alone",), folder=tmp_path, code=2)

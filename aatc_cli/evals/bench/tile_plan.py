@@ -13,8 +13,9 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 
 RULE = TileRule((32, 16, 16))
-# bits that classes have beside the average, and how far widths of a head fall from its first channel to its last
-_OF_CLASS, _FALL = (-0.6, 0.3, 0.9), 3.0
+# bits that classes have beside the average, and how far widths of a head fall from its first channel to its last: as
+# in a plan of SmolLM2 at two bits
+_OF_CLASS, _FALL = (-1.3, 0.0, 3.0), 3.0
 
 
 def synthetic_codecs(geometry: Geometry, bits: float, device: torch.device, seed: int = 0) -> dict[Side, TileCodec]:

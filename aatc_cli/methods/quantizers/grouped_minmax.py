@@ -27,11 +27,12 @@ class Grouped(Quantizer):
     def overheads(
         self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: Widths, blocks: int
     ) -> Overheads:
-        """Scales and minima of both sides, and decode rows."""
+        """Scales and minima of both sides, and decode rows; raises `AatcError` where groups do not fill a token."""
         from aatc_cli.core import SIDES
         from aatc_cli.core.overheads import HALF, Overheads
         from aatc_cli.methods.quantizers.matrices import matrix_bytes
 
+        _require_whole(choices, geometry)
         flush = choices.recipe.window.flush
         live: dict[str, int] = {}
         for side, name in zip(SIDES, ("key", "value"), strict=True):
@@ -62,6 +63,20 @@ class Grouped(Quantizer):
         if choices.allocator.truncates:
             return groups if coded else 0
         return coded / group_size(choices, geometry)
+
+
+def _require_whole(choices: Choices, geometry: Geometry) -> None:
+    """Raise `AatcError` where groups in a token are left with channels that fill none."""
+    from aatc_cli.errors import AatcError
+
+    coding, size = choices.recipe.coding, group_size(choices, geometry)
+    in_tokens = "token" in (coding.key_axis, coding.value_axis) and not choices.allocator.truncates
+    if in_tokens and geometry.channels % size:
+        raise AatcError(
+            f"recipe {choices.recipe.name} codes {size} channels of a token at a time, "
+            f"which do not divide the {geometry.channels} of a site",
+            "set coding.group in a recipe of your own to a divisor of that number",
+        )
 
 
 def group_size(choices: Choices, geometry: Geometry) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aatc_cli.core import Side
     from aatc_cli.core.stats import LayerStats
     from aatc_cli.core.transform import GroupTransform
+    from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import Sites
 
 # latents over all layers: as many as rows can tell apart, and no more than a basis of bearable size
@@ -57,7 +58,7 @@ class Global(Transform):
         latents = rows[held] @ basis
         return {"mean": mean, "basis": basis.to(torch.float32), "energy": latents.square().mean(0)}, latents
 
-    def joint_codec(self, sites: Sites, side: Side) -> Any:
+    def joint_codec(self, recipe: RecipeFields, sites: Sites, side: Side) -> Any:
         """The codec of one side of all layers; raises `ArtifactError` where a plan codes more than the basis has."""
         import torch
 

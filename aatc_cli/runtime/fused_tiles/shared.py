@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
-from aatc_cli.runtime.fused_tiles.buffers import PooledTiles
+from aatc_cli.runtime.fused_tiles.buffers import PooledTiles, SlotRows, SlotSums
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
@@ -50,6 +50,8 @@ class FusedTilesShared:
         self.state = (-1, -1)
         self.angles = (-1, -1)
         self.turns: TileTurns | None = None
+        # while a step is captured: what it does may depend on nothing that the host counts
+        self.steady = False
         self._decoders: dict[TileShape, TileDecoder] = {}
 
     def move(self, tokens: int, tiles: int, capacity: int, offset: int) -> None:
@@ -62,6 +64,19 @@ class FusedTilesShared:
             window = self.form.window
             self.turns = TileTurns.of(self.form.frequencies, window.sinks + offset, capacity, window.recent)
             self.angles = (capacity, offset)
+
+    def write(self, place: int, exact: SlotRows, received: SlotSums, keys: Tensor, values: Tensor) -> None:
+        """Write the row [B, 1, C] of the next token of every sequence where the device counts it to be.
+
+        The layer at ``place`` 0 counts. Sequences have more tokens than sinks, and as many of them.
+        """
+        sinks, ring = self.form.window.sinks, self.form.window.recent
+        if place == 0:
+            self.tokens += 1
+        slot = (self.tokens[:1].to(torch.int64) - 1 - sinks) % ring
+        exact.keys.index_copy_(1, sinks + slot, keys)
+        exact.values.index_copy_(1, sinks + slot, values)
+        received.held.index_fill_(2, slot, 0.0)
 
     def decode(
         self,

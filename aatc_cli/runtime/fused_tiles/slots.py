@@ -15,7 +15,7 @@ the codes of an entity are stored at one width, in parts of 4, 2 and 1 bits, eac
 A code of eight bits has two parts of four. What is stored at four bits is a sign in bit 3 and the place of a magnitude.
 Steps are wide (any widths, codes looked up one by one), then of four bits, then narrow (at most three), each kind in
 steps of its own, the last of them filled up. Channels lie by falling width, so that entities mix widths only where one
-ends: a pair is stored at the larger of its widths, a narrow quad is filled up with empty slots.
+ends; they are stored at the larger one, and quads that do are in wide steps.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Entity:
     channels: tuple[int, ...]
     widths: tuple[int, ...]
     width: int
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its channels are of several widths."""
+        return len({width for width in self.widths if width}) > 1
 
 
 @dataclass(frozen=True)
@@ -74,20 +79,14 @@ class Part:
 def steps_of(widths: Sequence[int], side: Side) -> Steps:
     """Quads of keys or pairs of values of one head and class; ``widths`` of its channels [E]."""
     order = sorted((c for c in range(len(widths)) if widths[c]), key=lambda c: (-widths[c], c))
-    if side == "v":
-        groups = [order[i : i + 2] for i in range(0, len(order), 2)]
-    else:
-        above = [c for c in order if widths[c] > FOUR]
-        groups = [above[i : i + 4] for i in range(0, len(above), 4)]
-        for width in range(FOUR, 0, -1):
-            mine = [c for c in order if widths[c] == width]
-            groups += [mine[i : i + 4] for i in range(0, len(mine), 4)]
     each, slots = per_step(side), 4 if side == "k" else 2
-    found = [_entity(group, widths, slots) for group in groups]
+    found = [_entity(order[i : i + slots], widths, slots) for i in range(0, len(order), slots)]
+    # one table serves the four channels of a quad, so those of several widths are looked up one by one
+    apart = [entity.width > FOUR or (side == "k" and entity.mixed) for entity in found]
     kinds = [
-        [entity for entity in found if entity.width > FOUR],
-        [entity for entity in found if entity.width == FOUR],
-        [entity for entity in found if entity.width < FOUR],
+        [entity for entity, alone in zip(found, apart, strict=True) if alone],
+        [entity for entity, alone in zip(found, apart, strict=True) if not alone and entity.width == FOUR],
+        [entity for entity, alone in zip(found, apart, strict=True) if not alone and entity.width < FOUR],
     ]
     # what is left of a wide step takes codes of four bits
     room = -len(kinds[0]) % each

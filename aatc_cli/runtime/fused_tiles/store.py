@@ -43,12 +43,32 @@ class FusedTileStore(TileStore):
         """Bytes allocated, empty slots and room to spare included."""
         return self.exact.nbytes + self.received.held.nbytes + self.pages.nbytes
 
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Take in rows [b, n, C] of the next n tokens; raises `AatcError` beyond a room that was asked for."""
-        tokens = self.tokens + int(keys.shape[1])
+    @property
+    def full(self) -> bool:
+        """Whether the next token would be written over one that is not packed."""
+        return self.tokens - self.window.sinks - self.packed >= self.window.recent
+
+    def check_room(self, tokens: int) -> None:
+        """Raise `AatcError` for more tokens than a room that was asked for."""
         if self.room is not None and tokens > self.room:
             raise AatcError(f"{tokens} tokens are more than the capacity of {self.room}", "make a larger cache")
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Take in rows [b, n, C] of the next n tokens; raises `AatcError` beyond a room that was asked for."""
+        if self.shared.steady:
+            self.tokens += 1
+            self.shared.write(self.place, self.exact, self.received, keys, values)
+            return
+        self.check_room(self.tokens + int(keys.shape[1]))
         super().append(keys, values)
+
+    def flush(self) -> None:
+        """Pack the oldest tile of tokens of the window."""
+        done, rows = self.packed, {}
+        until = done + self.layer.rule.tile
+        rows["k"], rows["v"] = self.exact.between(done, until)
+        known = self.received.sums.index_select(2, self.exact.slots(done, until))
+        self.pages.append(self.layer.encode(rows, known, done))  # type: ignore[arg-type]
 
     def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention of rotated queries [b, Hq, q, D] over the store and ``fresh`` tokens. -> [b, Hq, q, D]."""
@@ -59,7 +79,8 @@ class FusedTileStore(TileStore):
         if order is not None:
             newest = newest[..., order]
             keys = torch.unflatten(keys, -1, (heads, -1))[..., order].flatten(-2)
-        self.shared.move(self.tokens, self.pages.count, self.pages.capacity, view.offset)
+        if not self.shared.steady:
+            self.shared.move(self.tokens, self.pages.count, self.pages.capacity, view.offset)
         paid = torch.zeros(self.batch, heads, self.exact.keys.shape[1], device=query.device)
         rows = keys, self.exact.values
         out = self.shared.decode(newest.contiguous(), self.pages, self.fused, rows, view.scaling, paid)

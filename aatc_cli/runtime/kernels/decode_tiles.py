@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aatc_cli.errors import AatcError
 from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
+# shared memory of a multiprocessor that programs may have together, a little less than there is
+_SHARED = 226_000
+_SHARED_OF_PROGRAM = 232_000
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
 
@@ -44,8 +48,13 @@ class TileShape:
 
     @property
     def warps(self) -> int:
-        """Warps of a program: eight share its tables where registers allow, four of them multiply together."""
-        return 8 if self._lots <= 30 else 4
+        """Warps of a program: eight share its tables where shared memory allows, four of them multiply together."""
+        return 8 if self._walk_bytes(8, 2) <= _SHARED else 4
+
+    @property
+    def places(self) -> int:
+        """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
+        return 2 if self._walk_bytes(self.warps, 2) <= _SHARED else 1
 
     @property
     def threads(self) -> int:
@@ -55,12 +64,11 @@ class TileShape:
     @property
     def programs(self) -> int:
         """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
-        return 2 if self._lots <= 30 else 1
-
-    @property
-    def _lots(self) -> int:
-        """Sets of four registers that a thread has at once, about."""
-        return -(-self.group // 8) * self.value_steps + self.key_steps + self.dim // 16
+        heads, lots = -(-self.group // 8), self.dim // 16
+        # sums of keys, their codes, sums of values, queries, and what else there is
+        registers = 4 * (lots + self.key_steps + heads * self.value_steps) + 2 * heads * lots + 32
+        wanted = 3 if registers <= 104 else 2 if registers <= 160 else 1
+        return max(1, min(wanted, _SHARED // self._walk_bytes(self.warps, self.places)))
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: few enough that programs fill the device some times over, at least two rounds."""
@@ -77,15 +85,19 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        heads, lots = -(-self.group // 8), self.dim // 16
-        walk = self.key_steps * (self.dim * 32 + 64 + 256) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
-        walk += self.value_steps * (128 + 256) + self.level_bytes + self.dim * 2 + (2 * self.warps + 2) * 8
-        walk += 2 * self.warps * (self.stage_bytes + lots * 32)
+        heads, walk = -(-self.group // 8), self._walk_bytes(self.warps, self.places)
         merge = self.warps * (self.group * self.dim + heads * 16) * 4
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
+
+    def _walk_bytes(self, warps: int, places: int) -> int:
+        """Shared bytes of a program that walks tiles."""
+        heads, lots = -(-self.group // 8), self.dim // 16
+        walk = self.key_steps * (self.dim * 32 + 64 + 256) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
+        walk += self.value_steps * (128 + 256) + self.level_bytes + self.dim * 2 + (2 * warps + 2) * 8
+        return walk + places * warps * (self.stage_bytes + lots * 32)
 
     def defines(self, element: int) -> tuple[tuple[str, int], ...]:
         """What the kernel is compiled with for tensors of this element type."""
@@ -93,6 +105,7 @@ class TileShape:
             ("D", self.dim),
             ("G", self.group),
             ("NW", self.warps),
+            ("PLACES", self.places),
             ("KS", self.key_steps),
             ("VS", self.value_steps),
             ("QTYPE", element),
@@ -194,6 +207,11 @@ class TileDecoder:
         self.parts = shape.parts(self.chunk)
         self.scratch = TileScratch.of(shape, self.parts, device)
         self.shared = shape.shared_bytes(self.parts)
+        if self.shared > _SHARED_OF_PROGRAM:
+            problem = (
+                f"the kernel of tiles has no shared memory for records of {shape.stage_bytes} bytes a tile and head"
+            )
+            raise AatcError(problem, "use --cache packed, or plan with fewer bits")
         self._kernel.max_dynamic_shared_size_bytes = self.shared
         self._numbers = shape.numbers(self.chunk)
 

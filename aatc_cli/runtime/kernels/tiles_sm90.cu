@@ -6,7 +6,8 @@
 // of the tile, and the levels of values are summed by softmax weights. Lengths and the pages of tiles are read on the device: programs beyond a
 // sequence end at once, so that batches may be ragged.
 //
-// D head dim, G query heads of a kv head, KS and VS most steps of 16 slots of keys and values, BIAS where keys have one.
+// D head dim, G query heads of a kv head, KS and VS most steps of 16 slots of keys and values, BIAS where keys have one, PLACES tiles of a warp
+// that there is shared memory for.
 
 #define THREADS (NW * 32)
 #define HT ((G + 7) / 8)      // tiles of 8 query heads
@@ -26,6 +27,7 @@
 struct Side { int wide, four, steps; u32 ones; };  // steps that are wide, wide or of four bits, and all; which have single bits
 struct Class { int start, size, blocks; Side keys, values; };
 
+static_assert(KS <= 24, "the products of so many steps are not written out");
 __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], u32 (&a)[KS > 0 ? KS : 1][4], unsigned long long matrix, int steps) {
 #define CHAIN(n) if constexpr (n <= KS) if (steps == n) { \
     arrive(); \
@@ -33,8 +35,8 @@ __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], u32 (&a)[KS > 0 ?
     _Pragma("unroll") for (int i = 1; i < n; i++) wgmma<1>(sum, a[i], matrix + i * (STEP_BYTES / 16)); \
     close_group(); pending<0>(); keep(sum); \
     _Pragma("unroll") for (int i = 0; i < n; i++) keep(a[i]); }
-  CHAIN(1) CHAIN(2) CHAIN(3) CHAIN(4) CHAIN(5) CHAIN(6) CHAIN(7) CHAIN(8)
-  CHAIN(9) CHAIN(10) CHAIN(11) CHAIN(12) CHAIN(13) CHAIN(14) CHAIN(15) CHAIN(16) CHAIN(17)
+  CHAIN(1) CHAIN(2) CHAIN(3) CHAIN(4) CHAIN(5) CHAIN(6) CHAIN(7) CHAIN(8) CHAIN(9) CHAIN(10) CHAIN(11) CHAIN(12)
+  CHAIN(13) CHAIN(14) CHAIN(15) CHAIN(16) CHAIN(17) CHAIN(18) CHAIN(19) CHAIN(20) CHAIN(21) CHAIN(22) CHAIN(23) CHAIN(24)
 #undef CHAIN
 }
 
@@ -217,8 +219,8 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   u8* stages = (u8*)(barriers + 2 * NW + 2);
   const u32 tables_here = address(barriers + 2 * NW), mine = address(barriers + 2 * warp);
   const int bytes = c.blocks * c.size, stage_size = s.stage_bytes + LOTS * 32;
-  u8* stage = stages + warp * 2 * stage_size;
-  // one lane: the turn of tile n's start and its records of the class on their way to one of two places
+  u8* stage = stages + warp * PLACES * stage_size;
+  // one lane: the turn of tile n's start and its records of the class on their way to a place of this warp
   const auto fetch = [&](int n, int place) {
     if (n >= to) return;
     const u32 there = address(stage + place * stage_size);
@@ -230,7 +232,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     make_barrier(mine, 1); make_barrier(mine + 8, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    fetch(from + warp, 0); fetch(from + warp + NW, 1);
+    for (int i = 0; i < PLACES; i++) fetch(from + warp + i * NW, i);
     if (threadIdx.x == 0) {
       expect(tables_here, c.keys.steps * STEP_BYTES + KS * 320 + VS * 384 + 64 * TURN_ROW * 8 + s.level_bytes);
       if (c.keys.steps) bulk(address(smem), matrices + (long long)which * KS * (STEP_BYTES / 16), c.keys.steps * STEP_BYTES, tables_here);
@@ -269,10 +271,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   }
   int round = 0;
   for (int base = from; base < to; base += NW, round++) {
-    const int tile = base + warp, place = round & 1;
+    const int tile = base + warp, place = round % PLACES;
     const bool valid = tile < to;
     const u8* here = stage + place * stage_size;
-    if (valid) arrived(mine + 8 * place, round >> 1 & 1);
+    if (valid) arrived(mine + 8 * place, round / PLACES & 1);
     uint2 turned[HT][LOTS];
     const uint2* start = (const uint2*)here + t;
 #pragma unroll
@@ -286,7 +288,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     }
     for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + LOTS * 32 + i * c.size, turned, valid, lane);
     __syncwarp();
-    if (lane == 0) fetch(tile + 2 * NW, place);
+    if (lane == 0) fetch(tile + PLACES * NW, place);
   }
   merge_warps(s, sums.o, sums.reference, sums.weight, channels + which * VS * 16, c.values.steps, smem, part, stat, s.exact + piece);
   finish(s, last, smem);

@@ -26,7 +26,14 @@ Biases = Sequence[Mapping[Side, Tensor | None]]
 
 
 class ChunkCode(Protocol):
-    """A code of chunks. Rows are [L, n, C] in float32, keys in the plan's coordinates, bias included."""
+    """A code of chunks. Rows are [L, n, C] in float32, keys in the plan's coordinates, bias included.
+
+    layers: by which tokens are ranked where nobody saw what attention they received. by_tile: bytes are those of one
+    tile after another, so that neighbouring chunks may be coded together.
+    """
+
+    layers: Sequence[TileLayer]
+    by_tile: bool
 
     @property
     def orders(self) -> int:
@@ -49,8 +56,10 @@ class ChunkCode(Protocol):
 class TileCode:
     """Tiles of 64 tokens, as a live cache packs them (`core.tile_packing`); a plan without classes has one class."""
 
+    by_tile = True
+
     def __init__(self, layers: Sequence[TileLayer]) -> None:
-        self.layers = list(layers)
+        self.layers: Sequence[TileLayer] = list(layers)
 
     @classmethod
     def of(cls, codecs: Sequence[Mapping[Side, object]], biases: Biases, heads: int) -> TileCode:

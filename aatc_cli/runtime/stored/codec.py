@@ -35,6 +35,7 @@ from aatc_cli.runtime.stored.header import (
 )
 from aatc_cli.runtime.stored.order import STAND_INS, StandIn
 from aatc_cli.runtime.stored.pages import CODES, TYPES, Pages, Scales
+from aatc_cli.runtime.stored.predicted_code import PredictedCode
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation, keys_off
 
 CHUNK = 256
@@ -78,7 +79,7 @@ class StoredCodec:
         moved = [{side: None if bias is None else bias.to(device) for side, bias in one.items()} for one in held]
         return cls(
             geometry,
-            TileCode.of(plan.codecs(device), moved, geometry.kv_heads),
+            _code_of(plan, moved, device),
             rotation if before else UNTURNED,
             bytes.fromhex(plan.digest),
             bytes.fromhex(digest_of([plan.model.config_hash, plan.model.weights_fingerprint])),
@@ -154,8 +155,8 @@ class StoredCodec:
         return chunks
 
     def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[Tensor]:
-        """Bytes of every chunk and layer, chunk by chunk; those of a fixed size are coded together and cut."""
-        if self.code.sizes(self.tokens) is not None:
+        """Bytes of every chunk and layer, chunk by chunk; tiles are coded together and cut."""
+        if self.code.by_tile:
             parts = [torch.chunk(part, count) for part in self.code.encode(rows, ranked, first)]
             return [part[index] for index in range(count) for part in parts]
         found: list[Tensor] = []
@@ -234,7 +235,6 @@ class StoredCodec:
         if not orders:
             return torch.zeros(layers, 1, tokens, device=self.device)
         if received is None:
-            assert isinstance(self.code, TileCode)
             found = [
                 STAND_INS[self.stand_in](layer, {side: rows[side][layer.layer] for side in SIDES})
                 for layer in self.code.layers
@@ -249,6 +249,14 @@ class StoredCodec:
 
     def _sinks(self, first: int) -> int:
         return min(max(self.sinks - first, 0), self.tokens)
+
+
+def _code_of(plan: Plan, biases: Biases, device: str) -> ChunkCode:
+    """The code of a plan's chunks: layer by layer where layers are predicted, else tiles."""
+    if not plan.recipe.choices.prediction.predicts:
+        return TileCode.of(plan.codecs(device), biases, plan.geometry.kv_heads)
+    codecs = plan.simulated_codecs(device)
+    return PredictedCode([layer["k"] for layer in codecs], biases, plan.geometry.kv_heads)
 
 
 def first_position(positions: Tensor | int, tokens: int) -> int:

@@ -37,11 +37,13 @@ def forecast_collect(
     check_profile(profile, geometry)
     model, machine = empty_model(source, config), measure_machine(device)
     itemsize = 2 if device.startswith("cuda") else 4
-    work = collect_work(model, geometry, settings.samples, settings.length, settings.rows, itemsize=itemsize)
+    work = collect_work(
+        model, geometry, settings.samples, settings.length, settings.rows, itemsize=itemsize, below=settings.below
+    )
     taken = seconds(work, machine)
     taken += _GRADIENT * 2.0 * work.forward / machine.forward * settings.fisher / settings.samples
     target = run.stats(name)
-    size = _stats_file(geometry, min(settings.rows, settings.tokens(settings.samples)), fisher=settings.fisher > 0)
+    size = _stats_file(geometry, settings)
     notes = [f"checkpoints of the same size beside it ({run.checkpoint(name)}), until it is done"]
     return Forecast(
         "collect",
@@ -54,9 +56,10 @@ def forecast_collect(
     )
 
 
-def _stats_file(geometry: Geometry, rows: int, *, fisher: bool) -> int:
+def _stats_file(geometry: Geometry, settings: CollectSettings) -> int:
     """Bytes of the tensors of Stats; what is by rank is written with gradients alone."""
-    return stats_bytes(geometry, rows) - (0 if fisher else ranked_bytes(geometry))
+    rows = min(settings.rows, settings.tokens(settings.samples))
+    return stats_bytes(geometry, rows, settings.below) - (0 if settings.fisher else ranked_bytes(geometry))
 
 
 def forecast_eval(call: Call, settings: WindowSettings) -> Forecast:

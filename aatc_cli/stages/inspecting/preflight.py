@@ -55,17 +55,19 @@ def collect_work(
     rows: int = ROWS,
     *,
     itemsize: int = 4,
+    below: int = 0,
 ) -> Work:
     """Operations and memory of collect for ``model``, whose weights need not be there (device meta).
 
     Every weight of a linear layer in the body takes a product and a sum per token, an expert's only for the tokens it
     is given; attention takes 4 T^2 J D per layer and window. The statistics take 2 N (2 C^2 + J D^2) per compressed
-    layer.
+    layer, and 8 N C^2 for itself and each of the ``below`` layers that it is multiplied with.
     """
     tokens = samples * length
     layers = geometry.layers + geometry.sliding_layers
     attention = 4.0 * samples * length**2 * geometry.heads * geometry.head_dim * layers
     sums = 2 * geometry.channels**2 + geometry.heads * geometry.head_dim**2
+    sums += 4 * geometry.channels**2 * (below + 1 if below else 0)
     config: Any = model.config
     text = config.get_text_config()
     widest = max(int(getattr(text, "intermediate_size", 0) or 0), geometry.heads * geometry.head_dim)
@@ -76,7 +78,7 @@ def collect_work(
         model_bytes=itemsize * sum(parameter.numel() for parameter in model.parameters()),
         # a layer's input, its residual and two of its widest products, and the statistics' float64 copies
         activation_bytes=length * (itemsize * (2 * geometry.hidden_size + 2 * widest) + 24 * geometry.channels),
-        stats_bytes=stats_bytes(geometry, min(rows, tokens)),
+        stats_bytes=stats_bytes(geometry, min(rows, tokens), below),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -69,12 +70,11 @@ class Answer:
 
 
 def advise(plan: Plan, question: Question) -> Answer:
-    """The answer for a plan; raises `AatcError` for one without chunks of fixed size, `UsageError` for a link."""
+    """The answer for a plan, of chunks without a fixed size at the bits it expects; raises `UsageError` for a link."""
     codec = _codec(plan, "cpu")
     chunks = -(-question.context // codec.tokens)
-    first, other = codec.nbytes(0), codec.nbytes()
-    assert first is not None
-    assert other is not None
+    expected = math.ceil(codec.raw_bytes * plan.layout.bits_packed / 16)
+    first, other = (codec.nbytes(place) or expected for place in (0, codec.tokens))
     coded, raw = first + (chunks - 1) * other, chunks * codec.raw_bytes
     decode = raw / question.decode
     links = tuple(_advice(name, raw, coded, decode, chunks, question.recompute) for name in question.links)

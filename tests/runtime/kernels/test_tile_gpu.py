@@ -15,6 +15,7 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.bench.attention import CHECK_BOUND
 from aatc_cli.evals.bench.tile_attention import TileBench
 from aatc_cli.models.adapter import attention_layers
+from aatc_cli.runtime.fused_tiles.graph import TileGraphDecoder
 from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.tiles.form import tiles_spec
@@ -96,3 +97,33 @@ def test_steps_of_a_model_are_those_of_the_packed_cache(llama_of: Any, order: st
     for one, other in zip(stores["fused"], stores["packed"], strict=True):
         mine, theirs = (store.layer.held.unpack(store.pages.joined(None)) for store in (one, other))
         assert float((mine[1] == theirs[1]).float().mean()) > 0.97
+
+
+@torch.no_grad()
+def test_a_replayed_graph_chooses_what_steps_one_by_one_do(llama_of: Any) -> None:
+    """Over two flushes, which fall between steps of the graph."""
+    model = llama_of(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8, max_position_embeddings=2048
+    )
+    model = model.cuda()
+    ids = torch.randint(97, (2, 200), generator=torch.Generator().manual_seed(0)).cuda()
+    layers, codecs = attention_layers(model), codecs_of("head")
+    session = Session.of("tiles", model, layers, tiles_spec(model, layers, codecs, WINDOW, None, "fused"))  # type: ignore[arg-type]
+    with session.attached():
+        caches = [session.new_cache(room=400) for _ in range(2)]
+        firsts = [model(ids, **{session.keyword: cache}).logits[:, -1].argmax(-1) for cache in caches]
+        assert torch.equal(*firsts)
+        decoder = TileGraphDecoder(model, caches[0], session.keyword, firsts[0])
+        token, agreed = firsts[1][:, None], []
+        for _ in range(150):
+            mine = decoder.step().clone()
+            logits = model(token, **{session.keyword: caches[1]}).logits[:, -1]
+            assert decoder.logits is not None
+            error = (decoder.logits - logits).square().mean().sqrt() / logits.square().mean().sqrt()
+            agreed.append(float(error))
+            token = mine[:, None]
+    assert max(agreed) < 5e-2
+    assert sum(agreed) / len(agreed) < 1e-3
+    stores = [cache.state.groups[0].stores for cache in caches]
+    assert stores[0][0].tokens == stores[1][0].tokens == 350
+    assert stores[0][0].packed == stores[1][0].packed

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
@@ -140,6 +141,11 @@ def test_records_hold_what_packed_tiles_hold(rule: TileRule, heads: int, dim: in
     assert all(torch.equal(found[side], expected[side]) for side in SIDES)
     # what records add to codes: places and empty slots
     assert records.nbytes < 1.05 * packed.nbytes + 64 * heads * rule.classes
+    widths = {side: codecs[side].bits.view(rule.classes, heads, dim).numpy() for side in SIDES}
+    law = TileBytes.of(widths, rule, heads, 8)
+    ours_by_cause = records.bytes_by_cause(law)
+    assert (law.total, ours_by_cause.total) == (packed.nbytes, records.nbytes)
+    assert ours_by_cause.padding >= 0
 
 
 @pytest.mark.parametrize(
@@ -178,3 +184,18 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
     case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
     one, other = (case.attended(emulated, chunk)[0] for chunk in (8, 24))
     assert (one - other).abs().max() < 2e-3 * one.abs().max()
+
+
+def test_shared_memory_is_that_of_a_multiprocessor() -> None:
+    """Wide heads have room for one tile a warp, others for two and for several programs."""
+    seen = set()
+    for dim, steps, level_bytes, stage in (
+        (64, 5, 1520, 1312),
+        (128, 9, 1952, 2640),
+        (128, 9, 3104, 3200),
+        (256, 18, 4000, 6400),
+    ):
+        shape = TileShape(1, 1, 4, 3, dim, 132, 4, 64, 4096, steps, steps, level_bytes, stage, False, (32, 64), 1.0)
+        assert shape.programs * (shape.shared_bytes(100) + 1024) <= 233_472
+        seen.add((shape.warps, shape.places, shape.programs))
+    assert seen == {(8, 2, 3), (8, 2, 2), (8, 2, 1), (4, 1, 1)}

@@ -1,0 +1,181 @@
+"""The fused cache of tiles under a model with its kernel, emulated on a CPU: as the packed cache, and in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from aatc_cli.config import Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.errors import AatcError
+from aatc_cli.models.adapter import attention_layers
+from aatc_cli.runtime.fused_tiles import shared
+from aatc_cli.runtime.fused_tiles.graph import TileGraphDecoder
+from aatc_cli.runtime.fused_tiles.tables import TileTables
+from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.tiles.form import tiles_spec
+
+WINDOW = Window(sinks=4, recent=128, flush=64)
+IDS = torch.randint(1, 97, (1, 200), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def kernel(emulated: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single queries of fused caches of tiles go by the emulated kernel."""
+
+    class Emulated:
+        def __init__(self, shape: Any, dtype: torch.dtype, device: torch.device) -> None:
+            self.shape = shape
+
+        def __call__(self, call: Any, out: Tensor) -> Tensor:
+            return out.copy_(emulated(self.shape, 8, call))
+
+    monkeypatch.setattr(shared, "TileDecoder", Emulated)
+
+
+def model_of(rope: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=96,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=97,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4} | rope,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def session_of(model: Any, order: Any, kind: Any) -> Session:
+    codecs = []
+    for layer in range(2):
+        sides = {}
+        for place, side in enumerate(SIDES):
+            generator = torch.Generator().manual_seed(10 * layer + place)
+            matrix = torch.linalg.qr(torch.randn(2, 64, 64, generator=generator, dtype=torch.float64))[0]
+            variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
+            widths = torch.randint(0, 4, (3, 128), generator=generator) + torch.arange(3)[:, None]
+            codec = TransformCodec(
+                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+            )
+            sides[side] = TileCodec(codec, widths, TileRule((32, 16, 16), order))
+        codecs.append(sides)
+    layers = attention_layers(model)
+    spec = tiles_spec(model, layers, codecs, WINDOW, None, kind)
+    if kind == "fused":
+        form: Any = spec.form
+        made = [
+            replace(fused, tables=TileTables.of(fused.layer.codecs, fused.layer.held, fused.layer.biases, fused.order))
+            for fused in form.layers
+        ]
+        spec = replace(spec, form=replace(form, layers=tuple(made)))
+    return Session.of("tiles", model, layers, spec)
+
+
+def fed(session: Session, cache: Any, *parts: int) -> Tensor:
+    found, start = [], 0
+    for count in parts:
+        found.append(session.model(IDS[:, start : start + count], **{session.keyword: cache}).logits[:, -1])
+        start += count
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("order", ["head", "layer"])
+@pytest.mark.usefixtures("kernel")
+@torch.no_grad()
+def test_steps_by_the_kernel_are_those_of_the_packed_cache(order: str) -> None:
+    """Over a flush, whose classes the kernel has a part in."""
+    model, parts, found, stores = model_of({}), (190, *[1] * 10), {}, {}
+    for kind in ("packed", "fused"):
+        session = session_of(model, order, kind)
+        with session.attached():
+            cache = session.new_cache()
+            found[kind] = fed(session, cache, *parts)
+            stores[kind] = cache.state.groups[0].stores
+    errors = (found["fused"] - found["packed"]).square().mean((1, 2)).sqrt() / found["packed"].square().mean().sqrt()
+    assert float(errors.max()) < 2e-3
+    for one, other in zip(stores["fused"], stores["packed"], strict=True):
+        assert one.packed == other.packed == 128
+        sums, expected = one.received.sums, other.received.sums
+        assert (sums - expected).abs().max() < 1e-2 * expected.abs().max()
+        mine, theirs = (store.layer.held.unpack(store.pages.joined(None)) for store in (one, other))
+        assert float((mine[1] == theirs[1]).float().mean()) > 0.99
+
+
+@pytest.mark.usefixtures("kernel")
+@torch.no_grad()
+def test_a_graph_chooses_what_steps_one_by_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays are runs of the step here: what they write and count is the same as on a GPU."""
+
+    class Graph:
+        run: Any = None
+
+        def replay(self) -> None:
+            Graph.run()
+
+    @contextmanager
+    def captured(graph: Any) -> Any:
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda side: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", captured)
+    model = model_of({})
+    session = session_of(model, "head", "fused")
+    with session.attached():
+        caches = [session.new_cache(room=300) for _ in range(2)]
+        firsts = [model(IDS[:, :190], **{session.keyword: cache}).logits[:, -1].argmax(-1) for cache in caches]
+        decoder = TileGraphDecoder(model, caches[0], session.keyword, firsts[0])
+
+        def run() -> None:
+            decoder.state.steady = decoder.shared.steady = True
+            decoder._run()
+            decoder.state.steady = decoder.shared.steady = False
+            decoder._count(-1)
+
+        Graph.run = run
+        token = firsts[1][:, None]
+        for _ in range(10):
+            mine = decoder.step().clone()
+            logits = model(token, **{session.keyword: caches[1]}).logits[:, -1]
+            assert decoder.logits is not None
+            assert (decoder.logits - logits).abs().max() < 1e-5 * logits.abs().max()
+            token = mine[:, None]
+    for one, other in zip(*(cache.state.groups[0].stores for cache in caches), strict=True):
+        assert one.tokens == other.tokens == 200
+        assert one.packed == other.packed
+        assert torch.equal(one.pages.joined(None), other.pages.joined(None))
+        assert (one.received.sums - other.received.sums).abs().max() < 1e-6
+
+
+@pytest.mark.usefixtures("kernel")
+@torch.no_grad()
+def test_what_cannot_be_captured_is_refused() -> None:
+    model = model_of({})
+    session = session_of(model, "head", "fused")
+    with session.attached():
+        cache = session.new_cache()
+        first = model(IDS[:, :50], **{session.keyword: cache}).logits[:, -1].argmax(-1)
+        with pytest.raises(AatcError, match="cache that grows cannot be captured"):
+            TileGraphDecoder(model, cache, session.keyword, first)
+        cache = session.new_cache(room=100)
+        first = model(IDS[:, :4], **{session.keyword: cache}).logits[:, -1].argmax(-1)
+        with pytest.raises(AatcError, match="longer than the sinks"):
+            TileGraphDecoder(model, cache, session.keyword, first)
