@@ -136,6 +136,25 @@ def test_codes_of_variable_length_take_what_is_measured(
     assert one.bits_packed != pytest.approx(plan.layout.bits_packed, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["stored", "stored-fixed"])
+def test_prefixes_go_through_bytes_of_it(
+    name: str, run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    """Chunks of the plan's bits are written and read back, and what follows them is not far off."""
+    pytest.importorskip("constriction")
+    recipe = load_recipe(name)
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    kl = []
+    for bits in (1.0, 4.0):
+        [plan] = allocate(run, recipe, [make_budget(bits=bits)])
+        given = {"prefix": 128, "continuation": 64, "chunk": 64, "limit": 1, "ranked": "received"}
+        [one] = measured("stored", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
+        kl.append(one.kl_mean)
+        # heads of chunks and four exact tokens weigh much in a model this small
+        assert one.bytes_stored < one.bytes_raw
+    assert 0 < kl[1] < 0.5 * kl[0]
+
+
 def test_no_live_cache_holds_it(plan: Plan) -> None:
     with pytest.raises(AatcError, match="no live cache holds it"):
         plan.codecs("cpu")
