@@ -16,11 +16,11 @@ _BARS = "·▁▂▃▄▅▆▇█"
 
 def inspect_plan(plan: Plan, context: int) -> Inspection:
     """Widths of every site with their histogram, and where the bytes go at ``context`` tokens."""
-    sites, rows = [], []
+    sites, rows, spent = [], [], plan.bits_of_width
     for layer, widths in enumerate(plan.bits):
         for side in SIDES:
             counts = Counter(widths[side])
-            mean = sum(widths[side]) / len(widths[side])
+            mean = sum(spent[width] for width in widths[side]) / len(widths[side])
             sites.append({"layer": layer, "side": side, "bits_mean": mean, "histogram": dict(sorted(counts.items()))})
             dropped = counts.get(0, 0)
             rows.append([f"{layer} {side}", f"{mean:.2f}", str(dropped), str(max(counts)), _bars(counts)])
@@ -41,7 +41,13 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
     widths_table = Table(
         f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel, "
         f"{plan.layout.bits_packed:.3f} with all that is packed",
-        ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"],
+        [
+            "site",
+            "mean bits",
+            "dropped",
+            "widest",
+            "channels at widths 0..16" if spent[1] != 1 else "channels at 0..16 bits",
+        ],
         rows,
     )
     if plan.classes.count == 1:
