@@ -41,7 +41,7 @@ class PressTileLayout(TileLayout):
         else:
             heads = tuple((_part(tile, count),) * count for tile in law.tiles)
         parts = (law.geometry, law.window, law.groups, law.widths, law.scale_bits, law.overheads)
-        return cls(*parts, tiles=law.tiles, rule=law.rule, by_head=heads, keep=keep)
+        return cls(*parts, tiles=law.tiles, rule=law.rule, centred=law.centred, by_head=heads, keep=keep)
 
     def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> PressTileLayout:
         """The same behind a prompt of so many tokens, where heads keep ``shares`` [layer][head]; none: even ones."""

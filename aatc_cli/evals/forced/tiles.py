@@ -201,7 +201,10 @@ def _dropped(codecs: TileCodecs, heads: int) -> Tensor | None:
     """What is added to the scores of a head for tokens of a class, -inf where it keeps none: [n, H], or None."""
     kept = [coded.repeat_interleave(heads // coded.shape[1], 1) for coded in (codecs[side].coded() for side in SIDES)]
     gone = ~(kept[0] | kept[1])
-    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf) if bool(gone.any()) else None
+    # on a GPU a mask of nothing costs less than waiting for the answer whether it is one
+    if not gone.is_cuda and not bool(gone.any()):
+        return None
+    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf)
 
 
 def _hide(hidden: Tensor, classes: Tensor, dropped: Tensor) -> None:
