@@ -22,6 +22,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import Wanted, whiten
 
 RECIPE = load_recipe("stored-fixed")
@@ -130,6 +131,10 @@ def test_codes_of_variable_length_take_what_is_measured(
     [plan] = allocate(run, recipe, [make_budget(bits=2.0)])
     assert check(plan) == []
     assert 1.95 < plan.layout.bits_packed <= 2.0
+    facts = inspect_plan(plan, 8192).data["classes"]
+    means = [fact["share"] * (fact["bits_keys"] + fact["bits_values"]) / 2 for fact in facts]
+    assert sum(means) == pytest.approx(plan.layout.mean_bits)
+    assert [fact["masked"] for fact in facts] == [0.0, 0.0, 0.0]
     given = {"length": 260, "limit": 1, "first": 200}
     [one] = measured("kl", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
     assert one.bits_packed == pytest.approx(2.0, rel=0.2)

@@ -19,11 +19,11 @@ _BARS = "·▁▂▃▄▅▆▇█"
 
 def inspect_plan(plan: Plan, context: int) -> Inspection:
     """Widths of every site with their histogram, and where the bytes go at ``context`` tokens."""
-    sites, rows = [], []
+    sites, rows, spent = [], [], plan.bits_of_width
     for layer, widths in enumerate(plan.bits):
         for side in SIDES:
             counts = Counter(widths[side])
-            mean = _mean(widths[side], plan.classes.shares)
+            mean = _mean([spent[width] for width in widths[side]], plan.classes.shares)
             sites.append({"layer": layer, "side": side, "bits_mean": mean, "histogram": dict(sorted(counts.items()))})
             dropped = counts.get(0, 0)
             rows.append([f"{layer} {side}", f"{mean:.2f}", str(dropped), str(max(counts)), _bars(counts)])
@@ -44,7 +44,7 @@ def inspect_plan(plan: Plan, context: int) -> Inspection:
     widths_table = Table(
         f"plan {plan.name} for {manifest.model.name}: {plan.mean_bits:.3f} bits per channel, "
         f"{plan.layout.bits_packed:.3f} with all that is packed",
-        ["site", "mean bits", "dropped", "widest", "channels at 0..16 bits"],
+        ["site", "mean bits", "dropped", "widest", f"channels at {'0..16 bits' if spent[1] == 1 else 'widths 0..16'}"],
         rows,
     )
     tables = [widths_table]
@@ -78,10 +78,10 @@ def _forecast_table(forecast: Mapping[str, Any]) -> Table:
     return Table("forecast of KL, nats per token", columns, [[f"{forecast['kl']:.2g}", other]])
 
 
-def _mean(widths: Sequence[int], shares: Sequence[float]) -> float:
-    """Mean width of a site over its channels and the classes of tokens, whose widths lie one after another."""
-    size = len(widths) // len(shares)
-    return math.fsum(share * sum(widths[k * size : (k + 1) * size]) for k, share in enumerate(shares)) / size
+def _mean(bits: Sequence[float], shares: Sequence[float]) -> float:
+    """Mean bits of a site over its channels and the classes of tokens, whose channels lie one after another."""
+    size = len(bits) // len(shares)
+    return math.fsum(share * sum(bits[k * size : (k + 1) * size]) for k, share in enumerate(shares)) / size
 
 
 def _bars(counts: Counter[int]) -> str:
