@@ -143,8 +143,8 @@ def classes_of_kept(rule: TileRule, received: Tensor, kept: Tensor | None, first
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
     """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
     query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
-    told = {"sliding": inputs.sliding_window, "sinks": inputs.site.sinks, "softcap": inputs.site.softcap}
-    found = received_by_head(query, keys, inputs.scaling, lags, **told)
+    site, sliding = inputs.site, inputs.sliding_window
+    found = received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
     return found if rule.order == "head" else found.sum(1, keepdim=True)
 
 
