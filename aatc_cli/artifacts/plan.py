@@ -112,6 +112,12 @@ class Plan(Noun):
         """Mean code bits per channel over keys and values."""
         return self.layout.mean_bits
 
+    @property
+    def bits_of_width(self) -> list[float]:
+        """Bits of a code of width 0, 1, ... 16: the width, or what codes without a fixed size are expected to take."""
+        expected = self.recipe.choices.quantizer.expected_bits()
+        return [float(bits) for bits in (expected or range(17))]
+
     def class_bits(self, k: int) -> list[Mapping[Side, list[int]]]:
         """Widths [C] of class ``k`` of tokens by layer and side."""
         span = slice(k * self.geometry.channels, (k + 1) * self.geometry.channels)

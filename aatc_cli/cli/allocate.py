@@ -77,6 +77,7 @@ def _refuse_beside_check(values: dict[str, Any]) -> None:
 def print_plans(plans: list[Plan], tokens: int, json: bool) -> None:
     """What was planned, with bytes at ``tokens`` tokens."""
     from aatc_cli.console import print_json, print_table
+    from aatc_cli.stages.inspecting.plan import kl_forecast
 
     facts: list[dict[str, Any]] = [
         {
@@ -86,6 +87,7 @@ def print_plans(plans: list[Plan], tokens: int, json: bool) -> None:
             "budget": plan.budget.label,
             "bits_mean": plan.mean_bits,
             "predicted": dict(plan.predicted),
+            "forecast": kl_forecast(plan),
         }
         | plan.layout.summary(tokens)
         for plan in plans

@@ -28,6 +28,7 @@ class TransformCodec:
     """Linear transform and scalar quantizer of one site. encode, decode [groups, E, E]; scale, bits, variance [C].
 
     restored: share of what coding takes off the size of a latent that reading gives back (`core.curves.restored`).
+    centre [C]: what latents are coded about; a channel without bits is read as its centre. None: about zero.
     """
 
     encode: Tensor
@@ -39,6 +40,7 @@ class TransformCodec:
     weight: Tensor | None = None
     scale_bits: int = 16
     restored: float = 0.0
+    centre: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -53,8 +55,17 @@ class TransformCodec:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
         return encode(x.to(self.encode.dtype), self.encode)
 
+    def offset(self, bias: Tensor | None) -> Tensor | None:
+        """What is added to vectors [C] that are read: a projection's ``bias``, and the mean that codes are about."""
+        if self.centre is None:
+            return bias
+        mean = decode(self.centre, self.decode)
+        return mean if bias is None else mean + bias.to(mean)
+
     def quantize(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [..., C] int32 and token scales [..., groups] float16 of latents ``h`` [..., C]."""
+        if self.centre is not None:
+            h = h - self.centre
         if self.quantizer != "uniform-token-max":
             weight = self.weight if self.weight is not None else torch.ones_like(self.variance)
             return lloyd.quantize(h, self.variance.sqrt(), self._tables, weight, self.groups, self.scale_bits)
@@ -64,8 +75,10 @@ class TransformCodec:
     def dequantize(self, codes: Tensor, alpha: Tensor) -> Tensor:
         """Latents [..., C] of codes and token scales."""
         if self.quantizer != "uniform-token-max":
-            return lloyd.dequantize(codes, alpha, self.variance.sqrt(), self._tables)
-        return quantizer.dequantize(codes, alpha, self.scale, self.bits)
+            found = lloyd.dequantize(codes, alpha, self.variance.sqrt(), self._tables)
+        else:
+            found = quantizer.dequantize(codes, alpha, self.scale, self.bits)
+        return found if self.centre is None else found + self.centre
 
     def reconstruct(self, x: Tensor) -> Tensor:
         """Encode, quantize with a per-token scale, and decode ``x`` [..., C]."""
@@ -83,6 +96,10 @@ class TransformCodec:
 
         Both are zero where a channel has no bits. Raises `AatcError` for Lloyd-Max levels, which have no unit.
         """
+        if self.centre is not None:
+            raise AatcError(
+                "latents about a mean are read from tiles alone", "plan with a recipe whose transform has none"
+            )
         if self.restored:
             raise AatcError(
                 "restored levels have another unit when read", 'plan with a recipe whose quantizer is "uniform"'
@@ -109,6 +126,7 @@ class TransformCodec:
             bits=self.bits.to(device),
             variance=self.variance.to(device, dtype),
             weight=None if self.weight is None else self.weight.to(device, dtype),
+            centre=None if self.centre is None else self.centre.to(device, dtype),
         )
 
 

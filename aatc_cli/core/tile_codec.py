@@ -49,6 +49,7 @@ class TileCodec:
             bits=self.bits.flatten(),
             variance=codec.variance.repeat(count),
             weight=None if codec.weight is None else codec.weight.repeat(count),
+            centre=None if codec.centre is None else codec.centre.repeat(count),
         )
 
     def reconstruct(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths, exact_slots
+from aatc_cli.core.layout import HALF_BYTES, CacheLayout, SiteWidths, Widths, exact_slots
 from aatc_cli.core.tile_bytes import Ints, TileBytes, order_bytes
 from aatc_cli.core.tile_classes import TileRule
 
@@ -21,12 +21,15 @@ RECEIVED_BYTES = 4  # float32
 class TileLayout(CacheLayout):
     """Bytes of a cache of tiles. ``widths`` are those of the channels that any class codes; tiles[layer]: of one tile.
 
+    centred: latents are coded about a mean, which is kept once for every site.
+
     The window is flushed a tile at a time, so packed tokens are whole tiles. What tokens in the window have received so
     far is held beside them, a number of 32 bits for each order.
     """
 
     tiles: tuple[TileBytes, ...] = ()
     rule: TileRule = field(default_factory=lambda: TileRule((1,)))
+    centred: bool = False
 
     @classmethod
     def of_classes(
@@ -87,9 +90,10 @@ class TileLayout(CacheLayout):
         }
 
     def static_breakdown(self) -> dict[str, int]:
-        """As of one class, with widths for every class; matrices and scales serve all of them."""
+        """As of one class, with widths for every class; matrices, scales and means serve all of them."""
         parts = super().static_breakdown()
-        return parts | {"widths": self.rule.classes * parts["widths"]}
+        means = 2 * self.geometry.layers * self.geometry.channels * HALF_BYTES
+        return parts | {"widths": self.rule.classes * parts["widths"]} | ({"means": means} if self.centred else {})
 
 
 def _widest(widths: Mapping[Side, Ints], window: Window) -> tuple[SiteWidths, SiteWidths]:

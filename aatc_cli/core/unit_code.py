@@ -10,16 +10,22 @@ from torch import Tensor
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.stepped_codec import SteppedCodec
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.errors import AatcError
 
 # codes u >= 0 [..., q, E] int64 and scales [..., q] float16 of the q tokens of a class in every tile
 Coded = tuple[Tensor, Tensor]
 
 
 class UnitCode:
-    """The quantizers of one head group: ``group`` of ``site``. encode, decode [E, E]: its transform."""
+    """The quantizers of one head group: ``group`` of ``site``. encode, decode [E, E]: its transform.
+
+    Raises `AatcError` for codes about a mean.
+    """
 
     def __init__(self, site: TileCodec, group: int) -> None:
         codec, self.rule = site.codec, site.rule
+        if codec.centre is not None:
+            raise AatcError("predicted codes are about zero", "plan with a recipe whose transform takes no mean off")
         size = int(codec.encode.shape[1])
         span = slice(group * size, (group + 1) * size)
         weight = codec.weight

@@ -64,12 +64,14 @@ class Transform(Choice):
     """What turns a cached vector into latents and back.
 
     stored: whether its matrices are numbers that a cache must keep. over_layers: it takes all layers of a token as one.
+    centred: packed quantizers code about a mean, which is kept with the matrices.
     mixes: a latent holds something of several channels.
     """
 
     stored: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
     over_layers: ClassVar[bool] = False
+    centred: ClassVar[bool] = False
 
     def matrices(self, moments: Tensor, metrics: Tensor) -> GroupTransform:
         """Matrices of all head groups of a site, from second moments and loss metrics [G, E, E]."""
@@ -91,8 +93,7 @@ class Transform(Choice):
 
         return encoded(self.rows(side, stats).to(torch.float64), encode)
 
-    @staticmethod
-    def rows(side: Side, stats: LayerStats) -> Tensor:
+    def rows(self, side: Side, stats: LayerStats) -> Tensor:
         """The sampled rows of a site, [R, C]."""
         return (stats.k_rows if side == "k" else stats.v_rows)[: stats.filled]
 
@@ -103,6 +104,10 @@ class Transform(Choice):
     def joint(self, layers: Sequence[LayerStats], side: Side) -> tuple[dict[str, Tensor], Tensor]:
         """Tensors of one side over all layers by name, and latents [R, q] that tables are made of."""
         raise NotImplementedError
+
+    def mean(self, site: Site) -> Tensor | None:
+        """What is taken off vectors before they are transformed, [C], where a packed quantizer is told of it."""
+        return None
 
     def around(self, site: Site, inner: Any) -> Any:
         """The codec of a site that codes its latents by ``inner``."""

@@ -118,9 +118,11 @@ class Classes(Choice):
     """How tokens are told apart.
 
     tiled: classes are quotas inside a tile, whose codecs hold the rule; the packed cache keeps them.
+    over_forecast: between how many times the forecast of KL the KL measured on other text lay (docs/log/tiles.md).
     """
 
     tiled: ClassVar[bool] = False
+    over_forecast: ClassVar[tuple[float, float]] = (2.0, 10.0)
 
     def told_by(self) -> type[Settings] | None:
         """The model of its table ``[tokens]`` in a recipe, or None."""

@@ -47,8 +47,9 @@ class Press(Choice):
         from aatc_cli.core.press.state import Pressed
         from aatc_cli.core.press.tile_layout import PressTileLayout
 
-        held = isinstance(layout, PressLayout | PressTileLayout)
-        return Pressed(self, layout.keep, layout.token_bytes()) if held else None
+        if isinstance(layout, PressLayout | PressTileLayout):
+            return Pressed(self, layout.keep, layout.token_bytes())
+        return None
 
     def score(self, seen: Seen) -> Tensor:
         """What a token is worth, [B, H, T]; of those that are no candidates it may be anything but NaN."""

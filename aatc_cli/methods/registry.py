@@ -58,6 +58,7 @@ from aatc_cli.methods.quantizers.squat import Squat
 from aatc_cli.methods.quantizers.stepped import Stepped
 from aatc_cli.methods.quantizers.token_max import TokenMax
 from aatc_cli.methods.quantizers.uniform import UniformLevels
+from aatc_cli.methods.transforms.centred import CentredMetric
 from aatc_cli.methods.transforms.hadamard import Hadamard
 from aatc_cli.methods.transforms.head_eigen import HeadEigen
 from aatc_cli.methods.transforms.identity import Identity
@@ -84,6 +85,7 @@ Axis = Literal[
 TRANSFORMS: Sequence[Transform] = (
     Whiten(),
     Metric(),
+    CentredMetric(),
     Identity(),
     Hadamard(),
     Query(),

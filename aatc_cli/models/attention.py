@@ -144,8 +144,8 @@ def behind_prompt(prompt: int, function: AttentionFunction) -> AttentionFunction
         return function
 
     def whole(inputs: LayerInputs) -> Tensor:
-        first = (part[:, :, :prompt] for part in (inputs.query, inputs.key, inputs.value))
-        return torch.cat((exact_attention(inputs.site, *first, inputs.scaling), function(inputs)), 2)
+        query, key, value = (part[:, :, :prompt] for part in (inputs.query, inputs.key, inputs.value))
+        return torch.cat((exact_attention(inputs.site, query, key, value, inputs.scaling), function(inputs)), 2)
 
     return whole
 

@@ -70,6 +70,8 @@ def create(kwargs: Mapping[str, Any]) -> Any:
             "LMCache does not tell where in a text a chunk is, and this plan codes keys before RoPE",
             'use a plan whose recipe has coordinates = "post-rope"',
         )
+    if codec.nbytes() is None:
+        raise AatcError("LMCache asks for the size of a chunk beforehand", "use a plan whose chunks have one size")
     processor: Any = import_module("lmcache.v1.distributed.serde.async_processor").AsyncSerdeProcessor
     plain = replace(codec, sinks=0)
     return processor(AatcSerializer(plain), AatcDeserializer(plain), max_workers=1)

@@ -122,7 +122,7 @@ def site_transform(
     The Fisher weight is zero everywhere when no gradients were collected.
     """
     transform = transform_of(settings.transform)
-    rows = rates.k_rows if side == "k" else rates.v_rows
+    rows = transform.rows(side, rates)
     groups = settings.head_groups.of(side)
     alike = basis is rates
     rate_moment, rate_metric = transform.moment(side, rates), shrunk(rates.loss_metric(side), settings.shrinkage)

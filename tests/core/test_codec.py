@@ -140,6 +140,20 @@ def test_units_say_what_codes_stand_for(quantizer, groups):
     assert torch.equal(offset, torch.where(bits > 0, middle, 0.0).double())
 
 
+@pytest.mark.parametrize("quantizer", ["lloyd", "uniform", "uniform-token-max"])
+def test_about_a_centre_it_is_the_codec_of_what_is_left(quantizer):
+    """Vectors less their mean, coded and the mean added again; what has no bits is read as the mean."""
+    x, mean = rows(seed=3), rows().mean(0)
+    plain = replace(codec(3, 3), quantizer=quantizer, bits=torch.arange(CHANNELS) % 4)
+    centred = replace(plain, centre=plain.latents(mean))
+    expected = plain.reconstruct(x - mean) + mean
+    assert (centred.reconstruct(x) - expected).abs().max() < 1e-9
+    none = centred.with_bits(torch.zeros(CHANNELS, dtype=torch.int64))
+    assert (none.reconstruct(x) - mean).abs().max() < 1e-9
+    with pytest.raises(AatcError, match="about a mean"):
+        centred.units()
+
+
 def test_lloyd_levels_have_no_unit():
     with pytest.raises(AatcError, match="not evenly spaced"):
         replace(codec(4), quantizer="lloyd").units()

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
+from aatc_cli.core import SIDES
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.speed.expected import check_logits, expected_logits
 from aatc_cli.evals.speed.timing import alternate, speed_row
+from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime.attach import attach_codecs
+from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.tiles.form import tiles_spec
 
 WINDOW = Window(sinks=2, recent=8, flush=4)
 
@@ -65,3 +72,28 @@ def test_expected_logits_are_those_of_the_packed_cache(request, codecs, family, 
     # what is compressed is seen in the logits, so another cache would not pass
     plain = model(tokens, use_cache=False).logits[:, -1]
     assert ((plain - expected).abs().max() > 1e-4 * scale) == (length > 10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["packed", "simulated"])
+def test_expected_logits_of_tiles_are_those_of_their_cache(tiny_llama, kind):
+    model = load_model(find_model(str(tiny_llama))).double()
+    rule, window, sites = TileRule((32, 16, 16)), Window(sinks=4, recent=128, flush=64), []
+    for layer in range(4):
+        pair = {}
+        for place, side in enumerate(SIDES):
+            generator = torch.Generator().manual_seed(10 * layer + place)
+            matrix = torch.linalg.qr(torch.randn(2, 16, 16, generator=generator, dtype=torch.float64))[0]
+            ones = torch.ones(32, dtype=torch.float64)
+            codec = TransformCodec(matrix, matrix.mT.contiguous(), ones, ones.long(), ones, "lloyd", scale_bits=8)
+            pair[side] = TileCodec(codec, torch.tensor([1, 3, 5])[:, None].expand(3, 32), rule)
+        sites.append(pair)
+    tokens = torch.randint(0, 256, (2, 301), generator=torch.Generator().manual_seed(0))
+    expected = expected_logits(model, sites, window, tokens)
+    layers = attention_layers(model)
+    session = Session.of("tiles", model, layers, tiles_spec(model, layers, sites, window, None, kind))
+    with session.attached():
+        cache = session.new_cache()
+        model(tokens[:, :300], **{session.keyword: cache})
+        got = model(tokens[:, 300:], **{session.keyword: cache}).logits[:, -1]
+    assert (got - expected).abs().max() < 1e-9 * expected.abs().max()

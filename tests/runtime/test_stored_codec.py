@@ -46,6 +46,8 @@ def code_of(widths=((0, 1, 3), (2, 3, 4), (4, 5, 8)), groups=2, scale_bits=8, ru
             codec = TransformCodec(
                 encode, encode.mT.contiguous(), 4 * ones, ones.long(), ones, quantizer, None, scale_bits
             )
+            if bias:
+                codec = replace(codec, centre=torch.randn(32, generator=generator))
             bits = torch.stack([torch.tensor(row).repeat(11)[:32] for row in widths[: rule.classes]])
             pair[side] = TileCodec(codec, bits, rule)
             held[side] = torch.randn(32, generator=generator) if bias else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,7 +36,9 @@ def tokens_of(length: int = LENGTH, batch: int = 1, seed: int = 1) -> torch.Tens
     return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def codecs_of(bits: tuple[int, ...], groups: int, rule: TileRule) -> list[dict[str, TileCodec]]:
+def codecs_of(
+    bits: tuple[int, ...], groups: int, rule: TileRule, *, centred: bool = False
+) -> list[dict[str, TileCodec]]:
     """Codecs of four layers of two kv heads of 16, one transform per site; widths differ by class and channel."""
     size, found = 32 // groups, []
     for layer in range(4):
@@ -45,6 +48,8 @@ def codecs_of(bits: tuple[int, ...], groups: int, rule: TileRule) -> list[dict[s
             encode = torch.randn(groups, size, size, generator=generator, dtype=torch.float64) + 3 * torch.eye(size)
             ones = torch.ones(32, dtype=torch.float64)
             codec = TransformCodec(encode, torch.linalg.inv(encode), ones, ones.long(), ones, "lloyd", scale_bits=8)
+            if centred:
+                codec = replace(codec, centre=torch.randn(32, generator=generator, dtype=torch.float64))
             widths = torch.tensor(bits)[:, None].expand(-1, 32).clone()
             widths[:, ::3] = (widths[:, ::3] + 1) * (widths[:, ::3] > 0)
             sides[side] = TileCodec(codec, widths, rule)
@@ -75,11 +80,12 @@ def feed(session, cache, tokens, parts) -> torch.Tensor:
 CASES = [((1, 3, 6), "head", 2), ((0, 3, 6), "head", 2), ((1, 3, 6), "layer", 1), ((0, 2, 5), "layer", 2)]
 
 
+@pytest.mark.parametrize("centred", [False, True], ids=["about-zero", "about-a-mean"])
 @pytest.mark.parametrize("kind", ["packed", "simulated"])
 @pytest.mark.parametrize(("bits", "order", "groups"), CASES)
-def test_token_by_token_it_is_the_evaluator(model, bits, order, groups, kind):
+def test_token_by_token_it_is_the_evaluator(model, bits, order, groups, kind, centred):
     tokens = tokens_of()
-    codecs = codecs_of(bits, groups, TileRule((8, 4, 4), order))
+    codecs = codecs_of(bits, groups, TileRule((8, 4, 4), order), centred=centred)
     classes: dict[int, torch.Tensor] = {}
     sites = attention_sites(model)
     expected = tiled_logits(model, sites, codecs, codecs[0]["k"].rule, WINDOW, tokens, 0, classes.__setitem__)

@@ -22,6 +22,7 @@ from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
+from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.whiten import Wanted, whiten
 
 RECIPE = load_recipe("stored-fixed")
@@ -130,10 +131,33 @@ def test_codes_of_variable_length_take_what_is_measured(
     [plan] = allocate(run, recipe, [make_budget(bits=2.0)])
     assert check(plan) == []
     assert 1.95 < plan.layout.bits_packed <= 2.0
+    facts = inspect_plan(plan, 8192).data["classes"]
+    means = [fact["share"] * (fact["bits_keys"] + fact["bits_values"]) / 2 for fact in facts]
+    assert sum(means) == pytest.approx(plan.layout.mean_bits)
+    assert [fact["masked"] for fact in facts] == [0.0, 0.0, 0.0]
     given = {"length": 260, "limit": 1, "first": 200}
     [one] = measured("kl", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
     assert one.bits_packed == pytest.approx(2.0, rel=0.2)
     assert one.bits_packed != pytest.approx(plan.layout.bits_packed, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["stored", "stored-fixed"])
+def test_prefixes_go_through_bytes_of_it(
+    name: str, run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    """Chunks of the plan's bits are written and read back, and what follows them is not far off."""
+    pytest.importorskip("constriction")
+    recipe = load_recipe(name)
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    kl = []
+    for bits in (1.0, 4.0):
+        [plan] = allocate(run, recipe, [make_budget(bits=bits)])
+        given = {"prefix": 128, "continuation": 64, "chunk": 64, "limit": 1, "ranked": "received"}
+        [one] = measured("stored", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
+        kl.append(one.kl_mean)
+        # heads of chunks and four exact tokens weigh much in a model this small
+        assert one.bytes_stored < one.bytes_raw
+    assert 0 < kl[1] < 0.5 * kl[0]
 
 
 def test_no_live_cache_holds_it(plan: Plan) -> None:

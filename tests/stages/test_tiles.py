@@ -11,7 +11,7 @@ import pytest
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
-from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
 from aatc_cli.core import SIDES
@@ -29,6 +29,7 @@ from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.inspecting.plan import inspect_plan
+from aatc_cli.stages.reporting.spectrum import plan_view
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies import stability as stability_study
 
@@ -56,6 +57,18 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def plan(run: Run) -> Plan:
     return allocate(run, RECIPE, [make_budget(bits=4.0)])[0]
+
+
+def test_tiles_are_coded_about_the_mean(run: Run, plan: Plan) -> None:
+    """The mean of the Stats, in latents, is what a channel without bits is read as; it is counted once."""
+    stats, codecs = Stats.open(run.stats()).layer(1), plan.simulated_codecs("cpu")
+    for side in SIDES:
+        codec = codecs[1][side].codec
+        expected = codec.latents(stats.mean(side).float())
+        np.testing.assert_allclose(codec.centre, expected, rtol=1e-4, atol=1e-5)
+    assert plan.layout.static_breakdown()["means"] == 2 * 4 * 32 * 2
+    with pytest.raises(ValueError, match="goes with tiles"):
+        changed(tokens=None)
 
 
 def test_the_transform_says_what_ranks_cost(run: Run) -> None:
@@ -98,6 +111,23 @@ def test_inspect_shows_the_classes(plan: Plan) -> None:
     widths = np.array([[layer[side] for side in SIDES] for layer in plan.class_bits(0)]).reshape(4, 2, 2, 16)
     assert facts[0]["masked"] == pytest.approx(float((widths == 0).all((1, 3)).mean()))
     assert f"{plan.layout.bits_packed:.3f} with all that is packed" in found.tables[0].title
+    sites = [site["bits_mean"] for site in found.data["sites"]]
+    assert sum(sites) / len(sites) == pytest.approx(plan.layout.mean_bits)
+    forecast, kl = found.data["forecast"], sum(plan.predicted.values())
+    low, high = forecast["over_forecast"]
+    assert forecast["kl"] == pytest.approx(kl)
+    assert forecast["kl_other_text"] == pytest.approx([low * kl, high * kl])
+
+
+def test_a_report_counts_classes_by_their_tokens(plan: Plan) -> None:
+    view = plan_view(plan)
+    means = [value for side in SIDES for value in view.layer_means(side)]
+    assert sum(means) / len(means) == pytest.approx(plan.layout.mean_bits)
+    counts = view.histogram()
+    for side in SIDES:
+        assert sum(counts[side]) == pytest.approx(4 * 32)
+    bits = sum(width * count for side in SIDES for width, count in enumerate(counts[side]))
+    assert bits / (2 * 4 * 32) == pytest.approx(plan.layout.mean_bits)
 
 
 def test_a_size_is_met(run: Run) -> None:

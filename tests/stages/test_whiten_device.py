@@ -49,7 +49,7 @@ def some_stats(seed: int, tokens: int = 900) -> LayerStats:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("kind", "groups"),
-    [(kind, groups) for kind in ("whiten", "metric", "pca", "identity") for groups in (1, 2, HEADS)]
+    [(kind, groups) for kind in ("whiten", "metric", "metric-centred", "pca", "identity") for groups in (1, 2, HEADS)]
     + [("hadamard", HEADS), ("query", HEADS)],
 )
 def test_a_layer_is_what_numpy_makes_of_each_group(kind: Any, groups: int, device: str) -> None:
@@ -66,7 +66,7 @@ def test_a_layer_is_what_numpy_makes_of_each_group(kind: Any, groups: int, devic
         moments, metrics = {}, {}
         for name, stats in (("basis", basis), ("rates", rates)):
             outer, total, fisher = (getattr(stats, f"{side}_{part}").numpy() for part in ("outer", "sum", "fisher"))
-            mean = total / 900 if kind == "pca" else np.zeros_like(total)
+            mean = total / 900 if kind in ("pca", "metric-centred") else np.zeros_like(total)
             moments[name] = outer / 900 - np.outer(mean, mean)
             metrics[name] = (0.8 * fisher + 0.2 * np.diag(fisher.diagonal())) / 700
         np.testing.assert_allclose(codec.variance, np.diag(encode.T @ moments["rates"] @ encode), rtol=1e-9)
@@ -74,12 +74,15 @@ def test_a_layer_is_what_numpy_makes_of_each_group(kind: Any, groups: int, devic
         form = torch.block_diag(*(rates.q_outer / 900 if side == "k" else rates.o_gram)).numpy()
         np.testing.assert_allclose(weight, np.diag(decode @ form @ decode.T), rtol=1e-9)
         rows = (rates.k_rows if side == "k" else rates.v_rows).numpy().astype(float)
+        if kind == "metric-centred":
+            rows -= getattr(rates, f"{side}_sum").numpy() / 900
+            np.testing.assert_allclose(found.tables[f"{side}.mean"], getattr(rates, f"{side}_sum").numpy() / 900)
         np.testing.assert_allclose(codec.scale, np.percentile(np.abs(rows @ encode), 99, axis=0), rtol=1e-9)
         blocks = np.kron(np.eye(groups), np.ones((GEOMETRY.channels // groups,) * 2)).astype(bool)
-        if kind in ("whiten", "metric", "pca"):
+        if kind in ("whiten", "metric", "metric-centred", "pca"):
             seen = encode.T @ moments["basis"] @ encode
             assert np.abs((seen - np.diag(seen.diagonal()))[blocks]).max() < 1e-9 * seen.max()
-        if kind == "metric":
+        if kind.startswith("metric"):
             price = decode @ metrics["basis"] @ decode.T
             assert np.abs((price - np.eye(len(price)))[blocks]).max() < 1e-2  # but for damping
 

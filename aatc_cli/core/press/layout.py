@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths, exact_slots, packed_tokens
 from aatc_cli.core.press.choice import kept_count
@@ -50,18 +50,8 @@ class PressLayout(CacheLayout):
                 )
                 for layer in bits
             )
-        return cls(
-            law.geometry,
-            law.window,
-            law.groups,
-            law.widths,
-            law.scale_bits,
-            law.overheads,
-            keep=keep,
-            heads=heads,
-            sums=sums,
-            at_end=at_end,
-        )
+        parts: dict[str, Any] = {part.name: getattr(law, part.name) for part in fields(CacheLayout)}
+        return cls(**parts, keep=keep, heads=heads, sums=sums, at_end=at_end)
 
     def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> PressLayout:
         """The same behind a prompt of so many tokens, where heads keep ``shares`` [layer][head]; none: even ones."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class PressTileLayout(TileLayout):
             )
         else:
             heads = tuple((_part(tile, count),) * count for tile in law.tiles)
-        parts = (law.geometry, law.window, law.groups, law.widths, law.scale_bits, law.overheads)
-        return cls(*parts, tiles=law.tiles, rule=law.rule, by_head=heads, keep=keep)
+        parts: dict[str, Any] = {part.name: getattr(law, part.name) for part in fields(TileLayout)}
+        return cls(**parts, by_head=heads, keep=keep)
 
     def of_prompt(self, tokens: int, shares: Sequence[Sequence[float]] = ()) -> PressTileLayout:
         """The same behind a prompt of so many tokens, where heads keep ``shares`` [layer][head]; none: even ones."""

@@ -144,8 +144,8 @@ def classes_of_kept(rule: TileRule, received: Tensor, kept: Tensor | None, first
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
     """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
     query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
-    told = {"sliding": inputs.sliding_window, "sinks": inputs.site.sinks, "softcap": inputs.site.softcap}
-    found = received_by_head(query, keys, inputs.scaling, lags, **told)
+    site, sliding = inputs.site, inputs.sliding_window
+    found = received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
     return found if rule.order == "head" else found.sum(1, keepdim=True)
 
 
@@ -202,7 +202,10 @@ def _dropped(codecs: TileCodecs, heads: int) -> Tensor | None:
     """What is added to the scores of a head for tokens of a class, -inf where it keeps none: [n, H], or None."""
     kept = [coded.repeat_interleave(heads // coded.shape[1], 1) for coded in (codecs[side].coded() for side in SIDES)]
     gone = ~(kept[0] | kept[1])
-    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf) if bool(gone.any()) else None
+    # on a GPU a mask of nothing costs less than waiting for the answer whether it is one
+    if not gone.is_cuda and not bool(gone.any()):
+        return None
+    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf)
 
 
 def _hide(hidden: Tensor, classes: Tensor, dropped: Tensor) -> None:

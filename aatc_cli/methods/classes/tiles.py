@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.axes import together
@@ -31,6 +32,7 @@ class Tiles(Classes):
     meaning = "quotas of the ranks of received attention in a tile of 64 tokens"
     goes_with = together(quantizer=("tiled",), allocator=("waterfill",))
     tiled = True
+    over_forecast = (1.5, 6.5)
 
     def told_by(self) -> type[Settings]:
         """The quotas."""
@@ -121,7 +123,8 @@ class Tiles(Classes):
         recipe = choices.recipe
         expected = choices.quantizer.expected_bits()
         scale_bits = recipe.scale_bits if expected is None else 0
-        return TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), scale_bits, expected)
+        law = TileLayout.of_classes(geometry, recipe.window, groups, plan.bits, rule_of(recipe), scale_bits, expected)
+        return replace(law, centred=choices.transform.centred)
 
     def nominal(self, choices: Choices, geometry: Geometry, groups: HeadGroups, bits: float) -> CacheLayout:
         """Tiles of so many bits a number."""
@@ -130,7 +133,7 @@ class Tiles(Classes):
 
         recipe = choices.recipe
         base = CacheLayout.nominal(geometry, recipe.window, groups, bits, recipe.scale_bits)
-        return TileLayout.nominal_of(base, rule_of(recipe), bits)
+        return replace(TileLayout.nominal_of(base, rule_of(recipe), bits), centred=choices.transform.centred)
 
 
 def rule_of(recipe: RecipeFields) -> TileRule:

@@ -27,7 +27,7 @@ class Packable(Quantizer):
     restored: ClassVar[float] = 0.0
     packed = True
     kinds: ClassVar[tuple[str, ...]] = ("packed", "tiled")
-    goes_with = together(transform=("linear",), allocator=("channels",))
+    goes_with = together(transform=("linear", "about a mean"), allocator=("channels",))
 
     def check(self, recipe: RecipeFields) -> None:
         """Widths that tiles have planes for."""
@@ -39,12 +39,14 @@ class Packable(Quantizer):
         import torch
 
         from aatc_cli.core.codec import TransformCodec
+        from aatc_cli.core.transform import encode as transformed
 
         encode, decode = site.matrices()
         parts = {name: site.read(name, (site.geometry.channels,)) for name in ("scale", "variance", "weight", "fisher")}
         if bool((parts["scale"] <= 0).any()):
             raise site.tensors.damaged(f"layer {site.layer} {site.side} has a scale that is not positive")
         chosen = choices.weight(site.side).tensor
+        mean = choices.transform.mean(site)
         return TransformCodec(
             encode,
             decode,
@@ -55,6 +57,7 @@ class Packable(Quantizer):
             weight=parts[chosen] if chosen is not None else None,
             scale_bits=choices.recipe.scale_bits,
             restored=self.restored,
+            centre=None if mean is None else transformed(mean, encode),
         )
 
     def read_back(self) -> tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aatc_cli.artifacts.evaluation import Evaluation
@@ -26,7 +26,8 @@ PAPER_CONTEXT = 8192
 @dataclass(frozen=True)
 class PlanView:
     """One plan as a report sees it. ``bits[layer][side]`` holds the widths [C]; the first ``protected`` layers are
-    outside the common pool; ``predicted`` and ``water_level`` are in the recipe's normalised energy."""
+    outside the common pool; ``predicted`` and ``water_level`` are in the recipe's normalised energy. With n classes of
+    tokens a site has n C widths, class after class, and ``shares`` are those of the tokens in each."""
 
     recipe: str
     budget: str
@@ -38,6 +39,7 @@ class PlanView:
     predicted: Mapping[Side, float]
     water_level: Mapping[Side, float]
     layout: CacheLayout
+    shares: tuple[float, ...] = (1,)
 
     @property
     def name(self) -> str:
@@ -45,18 +47,30 @@ class PlanView:
         return f"{self.recipe}-{self.budget}"
 
     def layer_means(self, side: Side) -> list[float]:
-        """Mean bits per channel of every layer on one side."""
-        return [sum(layer[side]) / len(layer[side]) for layer in self.bits]
+        """Mean bits per channel and token of every layer on one side."""
+        return [
+            sum(share * sum(part) for share, part in self._classes(layer[side])) * len(self.shares) / len(layer[side])
+            for layer in self.bits
+        ]
 
-    def histogram(self) -> dict[Side, list[int]]:
-        """Per side, how many channels of the whole model have width 0, 1, ... up to the plan's largest width."""
+    def histogram(self) -> dict[Side, list[float]]:
+        """Per side, how many channels of the whole model have width 0, 1, ... up to the plan's largest width.
+
+        A channel of one class of tokens counts for their share.
+        """
         top = max(width for layer in self.bits for side in SIDES for width in layer[side])
-        counts: dict[Side, list[int]] = {side: [0] * (top + 1) for side in SIDES}
+        counts: dict[Side, list[float]] = {side: [0] * (top + 1) for side in SIDES}
         for layer in self.bits:
             for side in SIDES:
-                for width in layer[side]:
-                    counts[side][width] += 1
+                for share, part in self._classes(layer[side]):
+                    for width in part:
+                        counts[side][width] += share
         return counts
+
+    def _classes(self, widths: Sequence[int]) -> list[tuple[float, Sequence[int]]]:
+        """The share of the tokens and the widths [C] of every class of a site."""
+        size = len(widths) // len(self.shares)
+        return [(share, widths[k * size : (k + 1) * size]) for k, share in enumerate(self.shares)]
 
 
 @dataclass(frozen=True)

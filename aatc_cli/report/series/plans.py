@@ -28,7 +28,7 @@ class Widths:
     name: str
     protected: int
     layers: Mapping[Side, list[float]]
-    histogram: Mapping[Side, list[int]]
+    histogram: Mapping[Side, list[float]]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class TileTables:
     value_descriptors [H, N, S', 8, 4] of wide steps, key_lanes and value_lanes [H, N, S, 32, 2] of others; levels
     uint8; matrices float16 [H, N, S, 2 D / 16, 2, 8, 8]: columns in lots of 8, halves of a step, columns, slots;
     channels int32 [H, N, 16 S']; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode
-    float16 [H, D, D]; value_bias float32 [H, D].
+    float16 [H, D, D]; value_bias float32 [H, D]. A bias is that of the projection and the mean that codes are about.
     """
 
     classes: Tensor
@@ -63,6 +63,7 @@ class TileTables:
 
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so.
         """
+        biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]

@@ -52,7 +52,8 @@ def codec_facts(codecs: Sequence[TransformCodec]) -> list[Any]:
     for codec in codecs:
         parts = (codec.encode, codec.decode, codec.scale, codec.bits, codec.variance, codec.weight)
         digests = [None if part is None else tensor_digest(part) for part in parts]
-        found.append([codec.quantizer, codec.scale_bits, *digests])
+        centre = [] if codec.centre is None else [tensor_digest(codec.centre)]
+        found.append([codec.quantizer, codec.scale_bits, *digests, *centre])
     return found
 
 

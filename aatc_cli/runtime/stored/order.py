@@ -26,7 +26,8 @@ def energy(layer: TileLayer, rows: Rows) -> Tensor:
     total = torch.zeros((), device=layer.device)
     for side in SIDES:
         codec = layer.codecs[side].codec
-        latents = codec.latents(debias(rows[side], layer.biases[side])).square()
+        latents = codec.latents(debias(rows[side], layer.biases[side]))
+        latents = (latents if codec.centre is None else latents - codec.centre).square()
         weight = codec.weight if codec.weight is not None else torch.ones_like(codec.variance)
         total = total + _by_order(latents * weight, layer)
     return total

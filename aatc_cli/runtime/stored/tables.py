@@ -6,7 +6,7 @@ entry. Latents of an entry are looked up: ``levels`` holds what each of its code
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -72,6 +72,7 @@ def side_tables(packing: TilePacking, side: Side, bias: torch.Tensor | None) -> 
     start = packing.header + (0 if side == "k" else packing.sides["k"].nbytes)
     parts, entries, slots, levels = _walk(mine, start)
     rule, codec = packing.rule, mine.codec.codec
+    bias = codec.offset(bias)
     orders = rule.orders(packing.heads)
     return SideTables(
         parts,
@@ -136,7 +137,8 @@ def _levels(codec: TransformCodec) -> list[Floats]:
     codes = torch.arange(2**widest, device=half.device)[:, None] - half
     signed = torch.where(codes < half.clamp_min(1), codes, torch.zeros_like(codes)).to(torch.int32)
     one = torch.ones(codes.shape[0], codec.groups, dtype=torch.float16, device=half.device)
-    read = codec.dequantize(signed, one).to(torch.float32).cpu().numpy()
+    # a mean is no part of what scales are multiplied with: it is added as biases are
+    read = replace(codec, centre=None).dequantize(signed, one).to(torch.float32).cpu().numpy()
     return [read[: 2**width, channel].copy() for channel, width in enumerate(codec.bits.tolist())]
 
 

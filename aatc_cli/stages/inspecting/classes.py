@@ -16,9 +16,10 @@ def class_facts(plan: Plan) -> list[dict[str, Any]]:
     """Per class: share and tokens of a tile, relative costs, mean bits by side, and the share of heads that drop it.
 
     masked: share of kv heads over all layers in which tokens of the class have no bit on either side, which no query of
-    such a head sees.
+    such a head sees; none where layers below tell what they hold.
     """
-    facts = []
+    facts, spent = [], np.array(plan.bits_of_width)
+    known = plan.recipe.choices.prediction.reads_below(plan.recipe)
     for k, recorded in enumerate(plan.class_facts):
         widths = {side: np.array([layer[side] for layer in plan.class_bits(k)]) for side in SIDES}
         coded = [widths[side].reshape(len(widths[side]), plan.geometry.kv_heads, -1).any(2) for side in SIDES]
@@ -26,9 +27,9 @@ def class_facts(plan: Plan) -> list[dict[str, Any]]:
             recorded.model_dump()
             | {
                 "tokens": round(recorded.share * plan.recipe.window.flush),
-                "bits_keys": float(widths["k"].mean()),
-                "bits_values": float(widths["v"].mean()),
-                "masked": float(1.0 - (coded[0] | coded[1]).mean()),
+                "bits_keys": float(spent[widths["k"]].mean()),
+                "bits_values": float(spent[widths["v"]].mean()),
+                "masked": 0.0 if known else float(1.0 - (coded[0] | coded[1]).mean()),
             }
         )
     return facts

@@ -26,6 +26,7 @@ def plan_view(plan: Plan) -> PlanView:
         predicted=dict(plan.predicted),
         water_level=dict(plan.water_level),
         layout=plan.layout,
+        shares=plan.classes.shares if plan.classes.count > 1 else (1,),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,7 +27,10 @@ THREE = TileRule((32, 16, 16))
 
 
 def codecs_of(heads: int, dim: int, bits: float, rule: TileRule, dropped: bool = False) -> dict[Side, TileCodec]:
-    """Codecs of any widths up to 8; with ``dropped`` the first head keeps nothing of the lowest class."""
+    """Codecs of any widths up to 8; with ``dropped`` the first head keeps nothing of the lowest class.
+
+    Those with ``dropped`` are about a mean.
+    """
     found: dict[Side, TileCodec] = {}
     for place, side in enumerate(SIDES):
         generator = torch.Generator().manual_seed(place)
@@ -41,6 +44,8 @@ def codecs_of(heads: int, dim: int, bits: float, rule: TileRule, dropped: bool =
         codec = TransformCodec(
             matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
         )
+        if dropped:
+            codec = replace(codec, centre=torch.randn(heads * dim, generator=generator, dtype=torch.float64))
         found[side] = TileCodec(codec, widths, rule).to("cpu", torch.float32)
     return found
 
@@ -61,7 +66,7 @@ class Case:
     def of(
         cls, heads: int, group: int, dim: int, lengths: list[int], bits: float, rule: TileRule, odd: bool, theta: float
     ) -> Case:
-        """With ``odd``, projections have biases and a head keeps nothing of the lowest class."""
+        """With ``odd``, biases of projections, codes about a mean and a head that drops the lowest class."""
         generator = torch.Generator().manual_seed(7)
 
         def normal(*shape: int) -> Tensor:
