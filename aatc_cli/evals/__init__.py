@@ -16,6 +16,7 @@ from typing import Any
 
 # groups of options that tasks share (`cli/options.py`)
 _TEXT = ("model", "plans", "device", "device-map", "dry-run")
+_RECALL = ("model", "plans", "device", "device-map")
 _CACHE = ("model", "plans", "device", "cache")
 _ANSWERS = (*_CACHE, "batch")
 
@@ -53,6 +54,7 @@ class Task:
 TASKS: tuple[Task, ...] = (
     Task("kl", "kl", "Divergence of the next token from the uncompressed model's, on held-out text.", _TEXT),
     Task("perplexity", "perplexity", "Perplexity with the compressed cache, on held-out text.", _TEXT),
+    Task("recall", "recall", "Names and numbers that come again far behind their first mention.", _RECALL),
     Task("stored", "stored", "Divergence behind a prefix that was stored in chunks.", ("model", "plans", "device")),
     Task("distortion", "distortion", "Measured against predicted error of attention.", ("model", "plans", "device")),
     Task(

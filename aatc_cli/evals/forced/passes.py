@@ -13,21 +13,22 @@ from aatc_cli.evals.forced.pressed import OnKept, choices_ahead, pressed_attenti
 from aatc_cli.evals.forced.pressed_tiles import pressed_tiles
 from aatc_cli.evals.forced.stored import stored_attention, stored_layers
 from aatc_cli.evals.forced.teacher_forced import Method, method_attention
-from aatc_cli.evals.forced.tiles import tile_codecs, tiles_attention
+from aatc_cli.evals.forced.tiles import OnClasses, tile_codecs, tiles_attention
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, attention_override, logits_at
 
 
-def attention_of(method: Method, prompt: int = 0) -> AttentionFunction:
+def attention_of(method: Method, prompt: int = 0, on_classes: OnClasses | None = None) -> AttentionFunction:
     """The attention of a method that codes layer by layer, behind a prefill of ``prompt`` tokens.
 
-    Raises `ValueError` for codecs over all layers, which take several passes.
+    on_classes: told the classes of packed tokens of every layer, by methods that have some. Raises `ValueError` for
+    codecs over all layers, which take several passes.
     """
     codec = method.codecs[0]["k"]
     if isinstance(codec, LayersCodec):
         raise ValueError(f"{method.name} codes all layers together")
     if isinstance(codec, TileCodec):
-        return tiles_attention(tile_codecs(method), codec.rule, method.window, None, prompt)
+        return tiles_attention(tile_codecs(method), codec.rule, method.window, on_classes, prompt)
     if isinstance(codec, StoredLayer):
         return stored_attention(stored_layers(method.codecs), method.window, None, prompt)
     return method_attention(method, prompt)
@@ -42,18 +43,19 @@ def forced_logits(
     positions: Tensor,
     prompt: int = 0,
     on_kept: OnKept | None = None,
+    on_classes: OnClasses | None = None,
 ) -> Tensor:
     """Logits of rising ``positions`` [n] of windows [B, T] read through the compressed cache. -> [B, n, V].
 
     The first ``prompt`` tokens enter the cache in one prefill: they see one another exactly, and what is packed of
     them is packed behind it, as the caches of `runtime` do. Without a prompt every token is decoded by itself. Tokens
     behind the last position change nothing, so windows may be filled up there. on_kept: told by methods with a press
-    what is left in every layer.
+    what is left in every layer; on_classes: by those with classes the ones of packed tokens.
     """
     if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits_at(model, sites, method, tokens, positions, prompt)
     if method.press is None:
-        function = attention_of(method, prompt)
+        function = attention_of(method, prompt, on_classes)
     else:
         chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
         tiled = isinstance(method.codecs[0]["k"], TileCodec)

@@ -94,7 +94,8 @@ def tiled_attention(
     held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
     hidden, dropped = held[0].new_zeros(held[0].shape[0], heads, 1, 1, length), _dropped(codecs, heads)
     received = held[0].new_zeros(held[0].shape[0], rule.orders(heads), length)
-    received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
+    if prompt:
+        received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
     parts, found, start, done = [], [], prompt, 0
     # of a prompt that is pressed what leaves the window behind it is coded apart
     ends = [packed_tokens(prompt, window)] if kept is not None else []

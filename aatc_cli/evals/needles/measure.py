@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
-from aatc_cli.evals.answers.asking import Answer, Asker, prompt_tokens
+from aatc_cli.evals.answers.asking import Answer, Asker
 from aatc_cli.evals.caches import cache_kind
 from aatc_cli.evals.keeping import already
-from aatc_cli.evals.needles.prompts import ROOM, needle_samples
+from aatc_cli.evals.needles.prompts import ROOM, Grid, needle_grid
 from aatc_cli.evals.needles.result import NeedleCell, Result
 from aatc_cli.evals.needles.settings import Settings
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import check_packed
-from aatc_cli.text.ruler.prompt import Prompt, Sample
-from aatc_cli.text.sources import documents, parse_source
-
-# samples by (context, depth)
-Grid = dict[tuple[int, int], list[Sample]]
+from aatc_cli.evals.windows.seen import seen_of_prompts
+from aatc_cli.text.ruler.prompt import Sample
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -32,7 +29,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         opened.check_length(context, "--context")
         for subject in opened.subjects:
             check_packed(subject, context - ROOM, "--context")
-    grid = _grid(opened, settings)
+    grid = needle_grid(opened.tokenizer, settings)
     drafts = {subject.name: _draft(opened, subject, grid, chat=settings.chat) for subject in opened.subjects}
     force = opened.options.force
     found = {name: already(opened.run.evals, draft, force=force) for name, draft in drafts.items()}
@@ -47,25 +44,20 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     return [result for result in found.values() if result is not None]
 
 
-def _grid(opened: Opened, settings: Settings) -> Grid:
-    def encode(prompt: Prompt) -> list[int]:
-        return prompt_tokens(opened.tokenizer, prompt, chat=settings.chat)
-
-    text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))
-    return {
-        (context, depth): needle_samples(text, context, depth, settings.limit, settings.seed, encode)
-        for context in dict.fromkeys(settings.context)
-        for depth in dict.fromkeys(settings.depth)
-    }
-
-
 def _draft(opened: Opened, subject: Subject, grid: Grid, *, chat: bool) -> Result:
     """The result before anything is asked."""
     kind = cache_kind(subject, opened.options)
     prompts = [[place, [[s.tokens, s.prompt.answers] for s in samples]] for place, samples in grid.items()]
     asked = {"cells": [list(place) for place in grid], "prompts": digest_of(prompts), "room": ROOM, "chat": chat}
+    share = None
+    if subject.plan is not None:
+        tokens = [sample.tokens for samples in grid.values() for sample in samples]
+        share = seen_of_prompts(subject.plan, tokens, opened.tokenizer.bos)
+    if share:
+        say(f"eval: {share:.0%} of the needles' prompts is calibration text of {subject.name}: its scores flatter it")
     return Result(
         **opened.origin(subject),
+        calibration_share=share,
         cache=kind,
         simulated=kind == "simulated",
         protocol=opened.protocol(tokenizer=opened.identity.tokenizer_hash, **asked),

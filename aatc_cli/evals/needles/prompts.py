@@ -6,9 +6,16 @@ import re
 from collections.abc import Callable
 from random import Random
 
+from aatc_cli.evals.answers.asking import prompt_tokens
+from aatc_cli.evals.needles.settings import Settings
+from aatc_cli.models.tokenizer import Tokenizer
 from aatc_cli.text.ruler.needles import NEEDLE, ONE, ONE_PREFIX, essay_words
 from aatc_cli.text.ruler.prompt import Prompt, Sample, Task, make_samples
 from aatc_cli.text.ruler.words import draw_distinct
+from aatc_cli.text.sources import documents, parse_source
+
+# samples by (context, depth)
+Grid = dict[tuple[int, int], list[Sample]]
 
 # tokens of an answer: a number of seven digits and some words around it
 ROOM = 32
@@ -39,3 +46,17 @@ def needle_samples(
 
     task = Task(f"needle at {depth} %", "string_match_all", ROOM, 8, build)
     return make_samples(task, context, count, seed, encode)
+
+
+def needle_grid(tokenizer: Tokenizer, settings: Settings) -> Grid:
+    """The prompts of every context and depth; raises `AatcError` for a context without room."""
+
+    def encode(prompt: Prompt) -> list[int]:
+        return prompt_tokens(tokenizer, prompt, chat=settings.chat)
+
+    text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))
+    return {
+        (context, depth): needle_samples(text, context, depth, settings.limit, settings.seed, encode)
+        for context in dict.fromkeys(settings.context)
+        for depth in dict.fromkeys(settings.depth)
+    }

@@ -45,6 +45,9 @@ class Result(Measurement):
 
     task: Literal["needles"] = "needles"
     simulated: bool = Field(False, description="quantized and decoded at once in an ordinary cache, not packed")
+    calibration_share: float | None = Field(
+        None, description="share of the prompts' tokens that is calibration text of the plan; null where none can tell"
+    )
     cells: list[NeedleCell]
 
     @property

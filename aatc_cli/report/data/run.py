@@ -14,6 +14,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.evals.answers.result import BenchmarkResult
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.evals.needles.result import Result as NeedleResult
+from aatc_cli.evals.recall.result import Result as RecallResult
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.report.data.study import StudyView
@@ -118,6 +119,7 @@ class ReportData:
     memory: tuple[MemoryResult, ...] = ()
     answers: tuple[BenchmarkResult, ...] = ()
     needles: tuple[NeedleResult, ...] = ()
+    recall: tuple[RecallResult, ...] = ()
 
     @property
     def contexts(self) -> list[int]:

@@ -13,6 +13,7 @@ from aatc_cli.report.document.results import (
     answers_section,
     measured_memory_section,
     needles_section,
+    recall_section,
     speed_section,
     stability_section,
     tokens_section,
@@ -50,6 +51,7 @@ def build_document(data: ReportData) -> Document:
     optional = (
         tokens_section(data),
         needles_section(data),
+        recall_section(data),
         answers_section(data),
         stability_section(data),
         speed_section(data),
@@ -73,7 +75,15 @@ def build_document(data: ReportData) -> Document:
 
 def _facts(data: ReportData) -> Iterable[tuple[str, str]]:
     if data.model is None:
-        found = (*data.evaluations, *data.speed, *data.memory, *data.answers, *data.needles, *data.stability)
+        found = (
+            *data.evaluations,
+            *data.speed,
+            *data.memory,
+            *data.answers,
+            *data.needles,
+            *data.recall,
+            *data.stability,
+        )
         yield "Model", ", ".join(sorted({e.model for e in found}))
     else:
         revision = f" at revision {data.model.revision}" if data.model.revision else ""

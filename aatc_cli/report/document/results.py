@@ -10,6 +10,7 @@ from aatc_cli.report.figures.needles import needle_figure
 from aatc_cli.report.series.needles import needle_groups
 from aatc_cli.report.series.quality import quality_groups, undrawn
 from aatc_cli.report.series.tokens import marked_texts
+from aatc_cli.report.tables.recall import recall_tables
 from aatc_cli.report.tables.results import memory_tables, needle_tables, speed_tables, stability_table
 from aatc_cli.report.tables.scores import answer_tables
 
@@ -104,3 +105,15 @@ def needles_section(data: ReportData) -> Section | None:
         "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
     )
     return Section("needles", "Needles", (text,), tuple(blocks), tuple(needle_tables(needle_groups(data.needles))))
+
+
+def recall_section(data: ReportData) -> Section | None:
+    """Second mentions of names and numbers; None where they were not read."""
+    if not data.recall:
+        return None
+    text = (
+        "Names and numbers of ordinary text that come again far behind their first mention. The loss is the "
+        "log-probability of their tokens with the uncompressed cache minus that with the compressed one, in nats; "
+        "recalled are tokens that could not be guessed at the first mention and are known at the second."
+    )
+    return Section("recall", "Recall", (text,), tables=tuple(recall_tables(data.recall)))

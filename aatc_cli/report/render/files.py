@@ -43,6 +43,7 @@ def render_json(data: ReportData) -> str:
         "memory": [dump(result) for result in data.memory],
         "benchmarks": [dump(result) for result in data.answers],
         "needles": [dump(result) for result in data.needles],
+        "recall": [dump(result) | {"tokens": None} for result in data.recall],
         "plans": [_plan(plan, data.contexts) for plan in data.plans],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

@@ -45,6 +45,7 @@ def load_report(run: Run, *, title: str | None = None) -> ReportData:
         memory=measured.memory,
         answers=measured.answers,
         needles=measured.needles,
+        recall=measured.recall,
     )
 
 

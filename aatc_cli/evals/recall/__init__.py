@@ -1,0 +1,1 @@
+"""Names and numbers that are read once and needed again far behind."""
