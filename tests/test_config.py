@@ -30,6 +30,7 @@ from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.result import StabilityRow
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.methods.fields import Coding, Protection, RecipeFields
+from aatc_cli.methods.prediction_fields import PredictedCoding, PredictionFields
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.tile_quotas import TileQuotas
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
@@ -119,9 +120,14 @@ PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Tabl
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
 NEEDLES = NeedleCell(context=9, depth=50, samples=1, score=1.0, low=0.2, high=1.0, wanted=["7"], answers=["7."])
 TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
+PREDICTION = PredictionFields(rank=8)
 EXAMPLES: list[BaseModel] = [
     *(task.part("settings", "Settings")() for task in TASKS if task.folder != "lm_eval"),
     find_task("gsm8k").part("settings", "Settings")(),
+    PREDICTION,
+    PredictedCoding(
+        form=PREDICTION, quantizer="lloyd", quotas=(32, 16, 16), order="head", floor=0.0, max_bits=8, scale_bits=8
+    ),
     WindowSettings(first=3),
     AnswerSettings(subtask=("a",)),
     NEEDLES,

@@ -42,7 +42,7 @@ class Option:
     name: str
     flag: str | None
     kind: Any
-    choices: tuple[str, ...]
+    choices: tuple[str | int, ...]
     low: float | None
     high: float | None
     several: bool = False
@@ -62,7 +62,9 @@ class Option:
     def values(self) -> list[object]:
         """Values that are wrong for the option's type, or for what it stands for."""
         if self.choices:
-            return ["nonsense", "", self.choices[0].upper(), f"{self.choices[0]} ", ",".join(self.choices)]
+            first = str(self.choices[0])
+            written = [first.upper(), f"{first} "] if isinstance(self.choices[0], str) else [f"{first}.5"]
+            return ["nonsense", "", *written, ",".join(map(str, self.choices))]
         if self.kind in (int, float):
             # several numbers may be separated by commas
             found: list[object] = ["x", "", "1,x" if self.several else "1,5", "0x10", "--"]
