@@ -13,7 +13,7 @@ from torch import Tensor
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import Side
 from aatc_cli.core.tensor_cores import wide_products
-from aatc_cli.core.tile_classes import tile_lags
+from aatc_cli.core.tile_rule import tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.core.weights import fisher_weights, shrunk
 

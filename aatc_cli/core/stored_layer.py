@@ -11,8 +11,9 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.predictive import LayerMaps, Unit, units_of
 from aatc_cli.core.stepped_codec import SteppedCodec
-from aatc_cli.core.tile_classes import TileRule, rows_of
+from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.unit_code import Coded, UnitCode
 
 

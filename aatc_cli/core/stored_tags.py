@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aatc_cli.core.tile_classes import TileRule, class_bits, pack_classes, unpack_classes
+from aatc_cli.core.tile_classes import pack_classes, unpack_classes
+from aatc_cli.core.tile_rule import TileRule, class_bits
 
 
 class Tags:

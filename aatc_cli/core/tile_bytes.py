@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.tile_classes import TileRule, class_bits
+from aatc_cli.core.tile_rule import TileRule, class_bits
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.transform import decode
 
 

@@ -12,7 +12,7 @@ from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import HALF_BYTES, CacheLayout, SiteWidths, Widths, exact_slots
 from aatc_cli.core.tile_bytes import Ints, TileBytes, order_bytes
-from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_rule import TileRule
 
 RECEIVED_BYTES = 4  # float32
 

@@ -14,8 +14,8 @@ from aatc_cli.core.allocate import Allocation, Floats, Ints
 from aatc_cli.core.stepped_plan import allocate_steps
 from aatc_cli.core.tile_allocate import Units, allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_floor import allocate_floored
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.token_classes import TokenClasses
 
 

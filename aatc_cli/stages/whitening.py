@@ -17,7 +17,7 @@ from aatc_cli.console import progress
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.tile_classes import tile_lags
+from aatc_cli.core.tile_rule import tile_lags
 from aatc_cli.core.transform import group_moments
 from aatc_cli.core.weights import channel_scales, fisher_weights, latent_variance, quadratic_weights, shrunk
 from aatc_cli.methods.registry import table_makers, transform_of

@@ -30,8 +30,8 @@ from aatc_cli.core.stepped_tables import (
 from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.tile_allocate import Units
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from tests.core.test_stored_chunk import CHANNELS, DIM, HEADS, LAYERS, by_hand, chunk_of, maps_of
 

@@ -10,8 +10,8 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.predictive import LayerMaps, read_before, units_of
 from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 
 HEADS, DIM, LAYERS = 3, 8, 4

@@ -16,16 +16,9 @@ from aatc_cli.core.received import received_by_head
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.tile_allocate import Units, allocate_planes, spent_bits
 from aatc_cli.core.tile_bytes import TileBytes, packed_bits, planes_of
-from aatc_cli.core.tile_classes import (
-    TileRule,
-    check_quotas,
-    pack_classes,
-    rows_of,
-    tile_lags,
-    tile_ranks,
-    unpack_classes,
-)
+from aatc_cli.core.tile_classes import pack_classes, rows_of, tile_ranks, unpack_classes
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule, check_quotas, tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.errors import AatcError
 
@@ -57,7 +50,7 @@ def test_lags_are_what_every_token_of_a_tile_meets():
 
 
 def test_shares_of_ranks():
-    shares = TileRule((32, 16, 16)).rank_shares()
+    shares = torch.from_numpy(TileRule((32, 16, 16)).rank_shares())
     assert shares.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert RANKS == 4
 

@@ -9,9 +9,9 @@ import torch
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_bytes import TileBytes
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
+from aatc_cli.core.tile_rule import TileRule
 
 HEADS, DIM = 3, 16
 CHANNELS = HEADS * DIM

@@ -13,9 +13,9 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.choice import kept_count
 from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.press.tile_layout import PressTileLayout
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method

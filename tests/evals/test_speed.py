@@ -8,8 +8,8 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.speed.expected import check_logits, expected_logits
 from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.models.adapter import attention_layers

@@ -14,8 +14,8 @@ from aatc_cli.core.predictive import LayerMaps, read_before, units_of
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.stored import stored_attention
 from aatc_cli.evals.forced.tiles import tiled_logits
 from aatc_cli.models.adapter import attention_sites, rebias

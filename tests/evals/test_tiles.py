@@ -11,8 +11,8 @@ from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.evals.forced.tiles import tiled_logits
 from aatc_cli.models.adapter import attention_sites, rebias

@@ -19,8 +19,8 @@ from aatc_cli.artifacts.store_keeping import collect_garbage, kept, problems
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.loading import find_model, load_model

@@ -22,8 +22,8 @@ from aatc_cli.artifacts.store import Store
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.runtime.stored.code import TileCode
 from aatc_cli.runtime.stored.codec import StoredCodec

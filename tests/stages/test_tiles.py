@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,19 @@ def run(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def plan(run: Run) -> Plan:
     return allocate(run, RECIPE, [make_budget(bits=4.0)])[0]
+
+
+def test_checking_a_plan_of_tiles_loads_no_torch(plan: Plan) -> None:
+    """A CI job that reproduces the flagship's plan needs what `aatc allocate --check` of any other needs."""
+    code = (
+        "import sys; from aatc_cli.__main__ import main\n"
+        "try: main()\nfinally: assert not {'torch', 'transformers', 'scipy'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "allocate", "--check", str(plan.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "AssertionError" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "identical" in done.stdout + done.stderr
 
 
 def test_tiles_are_coded_about_the_mean(run: Run, plan: Plan) -> None:

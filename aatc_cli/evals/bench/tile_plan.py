@@ -8,8 +8,8 @@ from torch import Tensor
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 
 RULE = TileRule((32, 16, 16))

@@ -19,7 +19,7 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_by_head
 from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
 from aatc_cli.core.stored_stream import LayerStream
-from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import check_rows, query_tiles
 from aatc_cli.models.adapter import rebias

@@ -20,8 +20,8 @@ from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_by_head
 from aatc_cli.core.rope import apply_rope
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import Method, check_rows
 from aatc_cli.models.adapter import AttentionSite, rebias

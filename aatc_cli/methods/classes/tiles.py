@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aatc_cli.core import Side
     from aatc_cli.core.allocate import Allocation, Energies, Floats
     from aatc_cli.core.layout import CacheLayout
-    from aatc_cli.core.tile_classes import TileRule
+    from aatc_cli.core.tile_rule import TileRule
     from aatc_cli.methods.choices import Choices
     from aatc_cli.methods.fields import RecipeFields
     from aatc_cli.methods.sites import PlannedWidths, Tensors
@@ -74,7 +74,7 @@ class Tiles(Classes):
         Raises `ArtifactError` for a Transform without costs by rank, `UsageError` where ranks are of another window.
         """
         from aatc_cli.core import SIDES
-        from aatc_cli.core.tile_classes import tile_lags
+        from aatc_cli.core.tile_rule import tile_lags
         from aatc_cli.errors import ArtifactError, UsageError
 
         recipe, name = choices.recipe, "layers.0.tile_window"
@@ -138,7 +138,7 @@ class Tiles(Classes):
 
 def rule_of(recipe: RecipeFields) -> TileRule:
     """How a recipe tells the tokens of a tile apart."""
-    from aatc_cli.core.tile_classes import TileRule
+    from aatc_cli.core.tile_rule import TileRule
 
     told = _quotas(recipe)
     return TileRule(told.quotas, told.order, told.ranked_by)
@@ -158,7 +158,7 @@ def _by_class(costs: Floats, recipe: RecipeFields) -> Floats:
     import numpy as np
 
     floor = _quotas(recipe).floor
-    shares = rule_of(recipe).rank_shares().numpy()
+    shares = rule_of(recipe).rank_shares()
     found = np.zeros((len(shares), costs.shape[1]))
     for rank, cost in enumerate(costs):
         found += shares[:, rank, None] * cost

@@ -18,9 +18,10 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.scales import pack_scales, unpack_scales
 from aatc_cli.core.tile_bytes import TileBytes
-from aatc_cli.core.tile_classes import TileRule, rows_of
+from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import SidePacking
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.slots import ROWS, Part, Steps, arranged, lanes_of, parts_of, restored, steps_of
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.tiles.layer import TileLayer

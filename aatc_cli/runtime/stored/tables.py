@@ -16,8 +16,8 @@ from aatc_cli.core import Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.scales import scale_grid
 from aatc_cli.core.tile_bytes import DIGITS
-from aatc_cli.core.tile_classes import class_bits
 from aatc_cli.core.tile_packing import SidePacking, TilePacking
+from aatc_cli.core.tile_rule import class_bits
 from aatc_cli.errors import AatcError
 
 Ints = NDArray[np.int64]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.transform import decode
 from aatc_cli.models.adapter import debias, rebias
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 
 
 class PlainTiles:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.received import received_by_head
-from aatc_cli.core.tile_classes import tile_lags
+from aatc_cli.core.tile_rule import tile_lags
 from aatc_cli.models.attention import LayerInputs
 
 

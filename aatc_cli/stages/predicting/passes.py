@@ -17,7 +17,7 @@ from aatc_cli.core.predictive import LayerMaps, Unit, units_of
 from aatc_cli.core.predictive_fit import ClosedLoop, Coding, FittedUnit, Form
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.tile_bytes import order_bytes
-from aatc_cli.core.tile_classes import TileRule
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.transform import GroupTransform, damped_factor
 from aatc_cli.core.weights import fisher_weights, shrunk
 from aatc_cli.methods.prediction_fields import PredictedCoding
@@ -80,7 +80,7 @@ class LayerPass:
         self.scale_bits = 0 if variable else coding.scale_bits
         self.table = read_back(coding).to(model.device)
         self.shares = torch.tensor(self.rule.shares, dtype=torch.float64, device=model.device)
-        self.members = self.rule.rank_shares().to(model.device)
+        self.members = torch.from_numpy(self.rule.rank_shares()).to(model.device)
 
     def layers(self) -> Iterator[tuple[LayerMaps, list[FittedUnit], float]]:
         """Maps, residuals and bits a token of every layer."""

@@ -10,8 +10,8 @@ import torch
 from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.bench.attention import CHECK_BOUND
 from aatc_cli.evals.bench.tile_attention import TileBench
 from aatc_cli.models.adapter import attention_layers

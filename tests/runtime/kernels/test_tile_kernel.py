@@ -12,9 +12,9 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_bytes import TileBytes
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables

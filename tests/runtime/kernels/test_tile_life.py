@@ -13,8 +13,8 @@ import torch
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_classes import TileRule
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.runtime.cache_file import load_cache, save_cache
