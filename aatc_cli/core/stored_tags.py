@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aatc_cli.core.tile_classes import pack_classes, unpack_classes
 from aatc_cli.core.tile_rule import TileRule, class_bits
+from aatc_cli.core.tile_tags import pack_classes, unpack_classes
 
 
 class Tags:

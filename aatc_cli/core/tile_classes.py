@@ -1,4 +1,4 @@
-"""Classes of the tokens of a tile as tensors: by quotas of their ranks, and as bits of a tile."""
+"""Classes of the tokens of a tile as tensors: by quotas of their ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-from aatc_cli.core.tile_rule import class_bits
 
 _HOST = torch.device("cpu")
 # odd constants that spread the bits of a place over a word
@@ -48,24 +46,6 @@ def chance(like: Tensor, first: int, layer: int) -> Tensor:
     for shift in (15, 13):
         words = ((words ^ (words >> shift)) * _MIX[1]) & 0xFFFFFFFF
     return (words ^ (words >> 16)).to(torch.float64).expand(like.shape)
-
-
-def pack_classes(classes: Tensor, count: int) -> Tensor:
-    """Classes [..., t] below ``count`` as bytes [..., t * bits / 8]: one mask of t bits for every bit of a class."""
-    places = 1 << torch.arange(8, device=classes.device)
-    masks = [(torch.unflatten((classes >> bit) & 1, -1, (-1, 8)) * places).sum(-1) for bit in range(class_bits(count))]
-    if not masks:
-        return torch.zeros(*classes.shape[:-1], 0, dtype=torch.uint8, device=classes.device)
-    return torch.cat(masks, -1).to(torch.uint8)
-
-
-def unpack_classes(data: Tensor, count: int) -> Tensor:
-    """Inverse of `pack_classes`, for at least two classes. -> int64 [..., t]."""
-    places = torch.arange(8, device=data.device)
-    bits = (data[..., None].to(torch.int64) >> places) & 1
-    masks = torch.unflatten(bits.flatten(-2), -1, (class_bits(count), -1))
-    weights = 1 << torch.arange(masks.shape[-2], device=data.device)
-    return (masks * weights[:, None]).sum(-2)
 
 
 def rows_of(classes: Tensor) -> Tensor:

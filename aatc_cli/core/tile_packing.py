@@ -21,9 +21,10 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.scales import pack_scales, unpack_scales
 from aatc_cli.core.tile_bytes import ALIGNMENT, DIGITS, order_bytes
-from aatc_cli.core.tile_classes import pack_classes, rows_of, unpack_classes
+from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule, class_bits
+from aatc_cli.core.tile_tags import pack_classes, unpack_classes
 
 # the words of a plane, by the bits of its digits
 _WORDS = {2: torch.int32, 1: torch.int16}
