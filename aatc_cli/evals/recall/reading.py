@@ -42,7 +42,7 @@ class Reference:
     tokens: Tensor
     first: Tensor
     again: Tensor
-    kinds: list[str]
+    kinds: Sequence[str]
     unread: Tensor
     logprob: Tensor
     best: Tensor
@@ -63,7 +63,7 @@ class Reader:
         first = torch.tensor([m.first + j for m in places for j in range(m.size)])
         again = torch.tensor([m.again + j for m in places for j in range(m.size)])
         tokens = window[None].to(input_device(self.model))
-        wanted = torch.cat((first, again)).unique() - 1
+        wanted = torch.tensor(sorted({*first.tolist(), *again.tolist()})) - 1
         logits = logits_at(self.model, tokens, wanted.to(tokens.device))[0]
         check_finite(logits, "reference", index)
         right = window[wanted + 1].to(logits.device)
@@ -75,7 +75,7 @@ class Reader:
     def read(self, subject: Subject, reference: Reference) -> None:
         """What the subject makes of the second mentions of a window; raises `AatcError` for logits not finite."""
         method, classes = self.methods[subject.name], dict[int, Tensor]()
-        wanted = reference.again.unique() - 1
+        wanted = torch.tensor(sorted(set(reference.again.tolist()))) - 1
         tokens = reference.tokens
         logits = forced_logits(
             self.model, self.sites, method, tokens, wanted, on_classes=lambda k, found: classes.update({k: found.cpu()})
