@@ -90,7 +90,8 @@ class TileRule:
         """Share of every class in each of `RANKS` groups of ranks, [n, RANKS]; rows sum to one."""
         of_rank = np.repeat(np.arange(self.classes), self.quotas).reshape(RANKS, -1)
         members = np.stack([(of_rank == k).sum(-1) for k in range(self.classes)]).astype(np.float64)
-        return members / members.sum(1, keepdims=True)
+        shares: NDArray[np.float64] = members / members.sum(1, keepdims=True)
+        return shares
 
 
 def tile_lags(recent: int, tile: int = TILE) -> tuple[int, int]:
