@@ -51,7 +51,7 @@ class Site:
     """One site of a Plan and the tensors of its Transform: what a codec is made of.
 
     widths [C]; groups: head groups of this side. starts [C]: 1 where a block of one precision begins, where there are
-    such. group: members of a quantizer's group where the allocator decides. library: makes codecs of other packages.
+    such. group: members of a quantizer's group where the allocator decides. packaged: makes codecs of other packages.
     """
 
     tensors: Tensors
@@ -62,7 +62,7 @@ class Site:
     widths: Sequence[int]
     starts: Sequence[int] | None = None
     group: int | None = None
-    library: Library | None = None
+    packaged: Library | None = None
 
     def read(self, part: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor ``part`` of this site; raises `ArtifactError` as `Tensors.floats`."""
@@ -95,7 +95,7 @@ class Sites:
     groups: HeadGroups
     bits: Widths
     starts: Widths | None = None
-    library: Library | None = None
+    packaged: Library | None = None
 
     def of(self, layer: int, side: Side) -> Site:
         """One of them."""
@@ -107,5 +107,5 @@ class Sites:
             self.groups.of(side),
             self.bits[layer][side],
             None if self.starts is None else self.starts[layer][side],
-            library=self.library,
+            packaged=self.packaged,
         )

@@ -1,7 +1,7 @@
 """What the quantizers of other packages have in common: groups of 64 numbers of a head, coded through transformers.
 
 The objects name the package and the class; calling it needs transformers, which only `models` imports. So whoever
-evaluates hands in the maker of such codecs with the sites (`sites.Sites.library`: it is
+evaluates hands in the maker of such codecs with the sites (`sites.Sites.packaged`: it is
 `models.quantized.library_codec`), and every import points downward.
 """
 
@@ -46,8 +46,8 @@ class LibraryQuantizer(Quantizer):
 
     def codec(self, choices: Choices, site: Site) -> Any:
         """What the library makes; raises `AatcError` when its package is missing or it has no such width."""
-        assert site.library is not None
-        return site.library(self, max(site.widths), site.geometry.kv_heads, choices.recipe.window.flush)
+        assert site.packaged is not None
+        return site.packaged(self, max(site.widths), site.geometry.kv_heads, choices.recipe.window.flush)
 
     def ready(self, library: Library, bits: int, flush: int) -> None:
         """A codec is made and thrown away."""
