@@ -24,10 +24,13 @@ from aatc_cli.evals.memory.result import MemoryRow
 from aatc_cli.evals.memory.result import Result as MemoryResult
 from aatc_cli.evals.needles.result import NeedleCell
 from aatc_cli.evals.needles.result import Result as NeedlesResult
+from aatc_cli.evals.recall.result import RecallRow, RecallToken
+from aatc_cli.evals.recall.result import Result as RecallResult
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.speed.result import SpeedCheck, SpeedMemory, SpeedRates, SpeedRow
 from aatc_cli.evals.stability.result import Result as StabilityResult
 from aatc_cli.evals.stability.result import StabilityRow
+from aatc_cli.evals.stored.result import Result as StoredResult
 from aatc_cli.evals.windows.settings import WindowSettings
 from aatc_cli.methods.fields import Coding, Protection, RecipeFields
 from aatc_cli.methods.prediction_fields import PredictedCoding, PredictionFields
@@ -35,6 +38,7 @@ from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.tile_quotas import TileQuotas
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.report.data.published import Published, PublishedRow
+from aatc_cli.serve.opening import PluginSettings
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.studies.definition import Study, StudyChoices, StudyMethod, StudyTask
 
@@ -119,6 +123,32 @@ TASK = StudyTask(task="ruler", contexts=(1024,), subtasks=("vt",), limit=2)
 PUBLISHED_ROW = PublishedRow(recipe="paper", budget="2", ratio=6.9, source="Table 1", scores={"gsm8k": 50.5})
 CHECK = SpeedCheck(context=64, batch=1, backend="torch", error=1e-6, bound=0.05)
 NEEDLES = NeedleCell(context=9, depth=50, samples=1, score=1.0, low=0.2, high=1.0, wanted=["7"], answers=["7."])
+RECALL_TOKEN = RecallToken(
+    window=0,
+    first=9,
+    again=700,
+    kind="name",
+    unread=-9.5,
+    reference=-0.25,
+    logprob=-0.5,
+    first_of_reference=True,
+    first_of_all=False,
+    agree=False,
+    classes=[0.5, 0.25, 0.25],
+)
+RECALL_ROW = RecallRow(
+    part="all",
+    tokens=1,
+    windows=1,
+    loss=0.25,
+    loss_stderr=None,
+    loss_p90=0.25,
+    loss_p99=0.25,
+    agree=0.0,
+    agree_stderr=None,
+    probability=0.5,
+    probability_reference=0.75,
+)
 TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
 PREDICTION = PredictionFields(rank=8)
 EXAMPLES: list[BaseModel] = [
@@ -132,6 +162,32 @@ EXAMPLES: list[BaseModel] = [
     AnswerSettings(subtask=("a",)),
     NEEDLES,
     NeedlesResult(**WHERE, cells=[NEEDLES]),
+    RECALL_TOKEN,
+    RECALL_ROW,
+    RecallResult(
+        text="t",
+        text_sha256="s",
+        windows=1,
+        length=2048,
+        gap=512,
+        places=1,
+        rows=[RECALL_ROW],
+        tokens=[RECALL_TOKEN],
+        **WHERE,
+    ),
+    PluginSettings(plan="run/plans/paper-3", model="m"),
+    StoredResult(
+        text="t",
+        text_sha256="s",
+        windows=1,
+        prefix=1536,
+        continuation=512,
+        chunk=256,
+        ranked="key-norm",
+        bytes_stored=10.5,
+        bytes_raw=80,
+        **WHERE,
+    ),
     Coding(key_axis="channel", group=32, outliers=0.01),
     Measurement(task="any", **WHERE),
     SCORE,
