@@ -1,0 +1,182 @@
+"""What the backend keeps of one model in an engine: exact rows, lengths, and what a step does before its first layer.
+
+The engine's blocks hold tiles only. A tile is packed when its tokens leave the window: of a prompt by the layer itself,
+of a decoding request here, between two steps, so that a captured step never depends on a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aatc_cli.core.layout import packed_tokens
+from aatc_cli.errors import AatcError
+from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
+from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend.decoding import Decoding
+from aatc_cli.serve.vllm_backend.pages import BlockPages
+from aatc_cli.serve.vllm_backend.places import Held, Places
+from aatc_cli.serve.vllm_backend.prompts import attend_prompt, pieces
+from aatc_cli.serve.vllm_backend.rows import ExactSlots, HeldRows, HeldSums
+from aatc_cli.serve.vllm_backend.step import Prompt, Step
+from aatc_cli.serve.vllm_backend.turning import Turning
+
+
+class SlotStore(TileStore):
+    """The store of one request and layer: rows in its slot, tiles in its blocks, nothing of its own."""
+
+    def __init__(self, engine: TileEngine, layer: int, cache: Tensor, prompt: Prompt) -> None:
+        exact, window = engine.exact, engine.form.window
+        self.layer, self.window, self.batch = engine.form.layers[layer].layer, window, 1
+        self.tokens = prompt.tokens
+        mine = slice(prompt.slot, prompt.slot + 1)
+        self.exact = HeldRows(window, exact.keys[layer, mine], exact.values[layer, mine], prompt.tokens)
+        self.pages = BlockPages(cache, prompt.blocks, self.layer.held.nbytes, prompt.tiles)
+        self.received = HeldSums(window, exact.received[layer, mine, :, window.sinks :], prompt.tokens)
+
+
+class TileEngine:
+    """A plan's caches for the requests of one engine; ``caches``: its blocks uint8 [blocks, bytes] by layer."""
+
+    def __init__(self, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, max_tiles: int) -> None:
+        self.form, self.turning, self.places = form, turning, Places(slots)
+        device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
+        shape = (form.layers[0].layer.heads, form.dim)
+        self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
+        self.decoding = Decoding(form, self.exact, scaling, max_tiles)
+        self.view = LayerView(scaling, turning.tables, turning.style)
+        # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
+        spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
+        self.rows, self.sums = self.exact.places(spare[1], spare[0])
+        self.back = turning.back(spare[1])
+        self.caches: list[Tensor] = []
+        self.preempted: list[tuple[str, int]] = []
+
+    @property
+    def page_bytes(self) -> list[int]:
+        """Bytes of a block, by layer: those of a tile, in whole bytes a token."""
+        tile = self.form.layers[0].layer.rule.tile
+        return [-(-fused.layer.held.nbytes // tile) * tile for fused in self.form.layers]
+
+    def forget(self, finished: Sequence[str], preempted: Sequence[str]) -> None:
+        """Requests that ended, and those that lost their blocks and will come again from the start."""
+        held = self.places.held
+        self.preempted += [(request, held[request].tokens) for request in preempted if request in held]
+        self.places.release([*finished, *preempted])
+
+    def begin(self, requests: Sequence[tuple[str, int, int]], blocks: Tensor, host: Any) -> Step:
+        """Begin a step of ``requests`` (id, cached tokens, new tokens), the rows of ``blocks`` int32 [B, n] in order.
+
+        host [B, n]: the same table on the CPU. Raises `AatcError` where cached tokens are not those that were seen.
+        """
+        decoding = next((row for row, (_, _, new) in enumerate(requests) if new != 1), len(requests))
+        self.places.release(request for request, cached, _ in requests if not cached)
+        ids = [request for request, _, _ in requests]
+        self.exact.move(self.places.arrange(ids[:decoding], ids[decoding:]))
+        for request, cached, _ in requests:
+            held = self.places.held[request]
+            if held.tokens != cached:
+                raise AatcError(
+                    f"request {request} has {cached} cached tokens, of which {held.tokens} went through this plan",
+                    "serve without prefix caching, KV connectors and speculative decoding",
+                )
+        self._make_way(ids[:decoding], host)
+        step = Step(decoding, blocks)
+        self._decode_rows([self.places.held[request] for request in ids[:decoding]])
+        start = decoding
+        for row, (request, _, new) in enumerate(requests[decoding:], decoding):
+            step.prompts.append(self._prompt(self.places.held[request], start, new, host[row]))
+            start += new
+        return step
+
+    def idle(self, batch: int, blocks: Tensor) -> Step:
+        """A step that changes nothing, of ``batch`` rows that decode: what is captured, or only warms up."""
+        self.decoding.prepare(batch, self.page_bytes)
+        self._decode_rows([])
+        return Step(batch, blocks)
+
+    def attend(self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, step: Step) -> Tensor:
+        """Attention of a layer over rotated queries [n, Hq, D], keys and values [n, H, D] of the batch; they are kept.
+
+        -> [n, Hq, D], zero where a row belongs to no request.
+        """
+        query, keys, values = rows
+        out = torch.zeros_like(query)
+        count = step.decoding
+        if count:
+            back = tuple(table[:count] for table in self.back)
+            plain = self.turning.taken_off(keys[:count], back)  # type: ignore[arg-type]
+            places = self.rows[:count], self.sums[:count]
+            self.exact.write(layer, plain, values[:count].flatten(1), places)
+            out[:count] = self.decoding(layer, query[:count], cache, step.blocks)
+        for prompt in step.prompts:
+            mine = slice(prompt.start, prompt.stop)
+            self._attend_prompt(layer, (query[mine], keys[mine], values[mine]), cache, prompt, out[mine])
+        return out
+
+    def _attend_prompt(
+        self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, prompt: Prompt, out: Tensor
+    ) -> None:
+        query, keys, values = rows
+        store = SlotStore(self, layer, cache, prompt)
+        plain = self.turning.taken_off(keys, prompt.back)
+        step = pieces(store, query)
+        for start in range(0, query.shape[0], step):
+            part = slice(start, start + step)
+            out[part] = attend_prompt(store, query[part], (keys[part], values[part]), self.view)
+            store.append(plain[part][None], values[part].flatten(1)[None])
+
+    def _prompt(self, held: Held, start: int, new: int, host: Any) -> Prompt:
+        """The chunk of a prompt; the request is counted on to what it will be behind the last layer."""
+        before, packed = held.tokens, held.tiles
+        tile, device = self.form.layers[0].layer.rule.tile, self.form.frequencies.device
+        held.tokens += new
+        held.tiles = max(packed_tokens(held.tokens, self.form.window) // tile, packed)
+        positions = torch.arange(before, held.tokens, device=device)
+        blocks = torch.from_numpy(host[: held.tiles].astype("int64")).to(device)
+        return Prompt(start, start + new, held.slot, before, packed, blocks, self.turning.back(positions))
+
+    def _decode_rows(self, held: Sequence[Held]) -> None:
+        """Tell the device what a step of single tokens needs: lengths with the new token, places, rotations."""
+        slots, count = self.exact.slots, len(held)
+        for each in held:
+            each.tokens += 1
+        idle = slots - count
+        numbers = [
+            [each.tokens for each in held] + [0] * idle,
+            [each.tiles for each in held] + [0] * idle,
+            [each.slot for each in held] + [slots] * idle,
+        ]
+        tokens, tiles, places = torch.tensor(numbers, device=self.rows.device)
+        self.decoding.tokens[:slots], self.decoding.tiles[:slots] = tokens, tiles
+        newest = (tokens - 1).clamp(min=0)
+        for kept, found in zip((self.rows, self.sums), self.exact.places(newest, places), strict=True):
+            kept.copy_(found)
+        for kept, found in zip(self.back, self.turning.back(newest), strict=True):
+            kept.copy_(found)
+
+    def _make_way(self, decoding: Sequence[str], host: Any) -> None:
+        """Pack the oldest tile of every decoding request whose next token would be written over it."""
+        tile, window = self.form.layers[0].layer.rule.tile, self.form.window
+        full = [
+            (row, held)
+            for row, held in enumerate(self.places.held[request] for request in decoding)
+            if held.tokens - window.sinks - tile * held.tiles >= window.recent
+        ]
+        if not full:
+            return
+        device = self.rows.device
+        slots = torch.tensor([held.slot for _, held in full], device=device)
+        packed = torch.tensor([tile * held.tiles for _, held in full], device=device)
+        blocks = torch.tensor([int(host[row][held.tiles]) for row, held in full], device=device)
+        for layer, fused in enumerate(self.form.layers):
+            keys, values, received = self.exact.oldest(layer, slots, packed, tile)
+            rows: Mapping[Any, Tensor] = {"k": keys, "v": values}
+            tiles = fused.layer.encode(rows, received, 0)
+            self.caches[layer][blocks, : tiles.shape[2]] = tiles[:, 0]
+        for _, held in full:
+            held.tiles += 1
