@@ -31,42 +31,41 @@ def launch_size(batch: int) -> int:
 class Decoding:
     """Decode attention of all layers; tables and scratch are made once for every size of a batch.
 
-    tokens and tiles int32 [slots] are read on the device. ``max_tiles``: the columns of the engine's block table.
+    tokens and tiles int32 [slots] are read on the device, and so are blocks, by rows of the engine's own block table.
     """
 
-    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float, max_tiles: int) -> None:
-        self.form, self.exact, self.scaling, self.max_tiles = form, exact, scaling, max_tiles
+    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float) -> None:
+        self.form, self.exact, self.scaling = form, exact, scaling
         device = form.frequencies.device
         # of slots that a launch has beyond those there are, both stay zero
         room = launch_size(exact.slots)
         self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
         self.compiled = form.layers[0].tables is not None
-        window = form.window
-        self.turns = TileTurns.of(form.frequencies, window.sinks, max_tiles, window.recent) if self.compiled else None
+        self._turns: dict[int, TileTurns] = {}
         self._decoders: dict[TileShape, TileDecoder] = {}
         self._paged: dict[tuple[int, int], TileTables] = {}
         self._scratch: dict[tuple[int, int], TileScratch] = {}
 
-    def prepare(self, batch: int, pages: list[int]) -> None:
+    def prepare(self, batch: int, pages: list[int], blocks: Tensor) -> None:
         """Make what launches of ``batch`` sequences need, before anything is captured; pages: bytes, by layer."""
         if self.compiled:
-            size = launch_size(batch)
-            shapes = [self._shape(layer, page, size) for layer, page in enumerate(pages)]
-            device = self.form.frequencies.device
-            compile_shapes(shapes, self.form.dtype, device)
-            for layer, page in enumerate(pages):
-                self._decoder(layer, page, batch)
+            columns = blocks.stride(0)
+            shapes = [self._shape(layer, page, launch_size(batch), columns) for layer, page in enumerate(pages)]
+            compile_shapes(shapes, self.form.dtype, self.form.frequencies.device)
+            self._angles(columns)
+            for shape in shapes:
+                self._decoder(shape)
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor) -> Tensor:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
         if not self.compiled:
             return self._by_twin(layer, query, cache, blocks)
         count, page = query.shape[0], int(cache.shape[1])
-        decoder = self._decoder(layer, page, count)
+        columns = blocks.stride(0)
+        decoder = self._decoder(self._shape(layer, page, launch_size(count), columns))
         if decoder.shape.batch > count:
             query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, decoder.shape.batch - count))
-        tables, turns = self._tables(layer, page), self.turns
-        assert turns is not None
+        tables, turns = self._tables(layer, page), self._angles(columns)
         out = torch.empty_like(query)
         rows = self.exact.keys[layer], self.exact.values[layer]
         counters = TileCounters(self.tokens, self.tiles, blocks)
@@ -82,8 +81,13 @@ class Decoding:
             found = self._paged[layer, page] = replace(tables, tile_bytes=page)
         return found
 
-    def _decoder(self, layer: int, page: int, batch: int) -> TileDecoder:
-        shape = self._shape(layer, page, launch_size(batch))
+    def _angles(self, columns: int) -> TileTurns:
+        window = self.form.window
+        if columns not in self._turns:
+            self._turns[columns] = TileTurns.of(self.form.frequencies, window.sinks, columns, window.recent)
+        return self._turns[columns]
+
+    def _decoder(self, shape: TileShape) -> TileDecoder:
         found = self._decoders.get(shape)
         if found is None:
             found = TileDecoder(shape, self.form.dtype, self.form.frequencies.device)
@@ -92,7 +96,7 @@ class Decoding:
             self._decoders[shape] = found
         return found
 
-    def _shape(self, layer: int, page: int, batch: int) -> TileShape:
+    def _shape(self, layer: int, page: int, batch: int, columns: int) -> TileShape:
         form, fused, tables = self.form, self.form.layers[layer], self.form.layers[layer].tables
         assert tables is not None
         heads, rule = fused.layer.heads, fused.layer.rule
@@ -104,7 +108,7 @@ class Decoding:
             form.dim,
             self.exact.width,
             form.window.sinks,
-            self.max_tiles,
+            columns,
             page,
             tables.key_steps,
             tables.value_steps,
@@ -120,7 +124,7 @@ class Decoding:
         fused = form.layers[layer].layer
         data = [
             cache[row[: int(tiles)].long(), : fused.held.nbytes]
-            for row, tiles in zip(blocks, self.tiles[:count], strict=True)
+            for row, tiles in zip(blocks[:count], self.tiles[:count], strict=True)
         ]
         given = TileQuery(
             query,

@@ -42,12 +42,12 @@ class SlotStore(TileStore):
 class TileEngine:
     """A plan's caches for the requests of one engine; ``caches``: its blocks uint8 [blocks, bytes] by layer."""
 
-    def __init__(self, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, max_tiles: int) -> None:
+    def __init__(self, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int) -> None:
         self.form, self.turning, self.places = form, turning, Places(slots)
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
-        self.decoding = Decoding(form, self.exact, scaling, max_tiles)
+        self.decoding = Decoding(form, self.exact, scaling)
         self.view = LayerView(scaling, turning.tables, turning.style)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
@@ -78,12 +78,7 @@ class TileEngine:
         ids = [request for request, _, _ in requests]
         self.exact.move(self.places.arrange(ids[:decoding], ids[decoding:]))
         for request, cached, _ in requests:
-            held = self.places.held[request]
-            if held.tokens != cached:
-                raise AatcError(
-                    f"request {request} has {cached} cached tokens, of which {held.tokens} went through this plan",
-                    "serve without prefix caching, KV connectors and speculative decoding",
-                )
+            self._recognise(request, self.places.held[request], cached)
         self._make_way(ids[:decoding], host)
         step = Step(decoding, blocks)
         self._decode_rows([self.places.held[request] for request in ids[:decoding]])
@@ -95,7 +90,8 @@ class TileEngine:
 
     def idle(self, batch: int, blocks: Tensor) -> Step:
         """A step that changes nothing, of ``batch`` rows that decode: what is captured, or only warms up."""
-        self.decoding.prepare(batch, self.page_bytes)
+        if batch:
+            self.decoding.prepare(batch, self.page_bytes, blocks)
         self._decode_rows([])
         return Step(batch, blocks)
 
@@ -129,6 +125,13 @@ class TileEngine:
             part = slice(start, start + step)
             out[part] = attend_prompt(store, query[part], (keys[part], values[part]), self.view)
             store.append(plain[part][None], values[part].flatten(1)[None])
+
+    def _recognise(self, request: str, held: Held, cached: int) -> None:
+        if held.tokens != cached:
+            raise AatcError(
+                f"request {request} has {cached} cached tokens, of which {held.tokens} went through this plan",
+                "serve without prefix caching, KV connectors and speculative decoding",
+            )
 
     def _prompt(self, held: Held, start: int, new: int, host: Any) -> Prompt:
         """The chunk of a prompt; the request is counted on to what it will be behind the last layer."""

@@ -145,7 +145,7 @@ def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEng
     form = static_of(prepared, model.dtype, device)
     site = attention_sites(prepared.model)[0]
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
-    return TileEngine(form, turning, float(site.module.scaling), slots, -(-model.max_model_len // TILE))
+    return TileEngine(form, turning, float(site.module.scaling), slots)
 
 
 def open_engine(config: Any, device: torch.device) -> TileEngine:
