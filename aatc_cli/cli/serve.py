@@ -10,8 +10,7 @@ from aatc_cli.cli.options import JsonOption, ModelOption
 
 _Plan = Annotated[str, typer.Option("--plan", help="Plan directory, exported folder, or hub:owner/name@COMMIT.")]
 _Length = Annotated[
-    int | None,
-    typer.Option("--max-model-len", min=1, help="Longest text in tokens; the model's own limit if not given."),
+    int | None, typer.Option("--max-model-len", min=1, help="Longest text in tokens; if not given, the model's limit.")
 ]
 
 
@@ -22,8 +21,7 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, help="Requests that run at once.")] = 64,
     start: Annotated[bool, typer.Option("--start", help="Start vLLM instead of printing its command.")] = False,
     vllm: Annotated[
-        list[str] | None,
-        typer.Option("--vllm", help="One more argument of vllm serve: --vllm=--port=8001; several allowed."),
+        list[str] | None, typer.Option("--vllm", help="More of vllm serve: --vllm=--port=8001; several allowed.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

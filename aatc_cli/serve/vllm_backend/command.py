@@ -48,9 +48,7 @@ class ServeCommand:
     def start(self) -> None:
         """Become that command; raises `AatcError` where vLLM is not installed."""
         if self.version is None:
-            raise AatcError(
-                "vLLM is not installed here", f"pip install vllm=={VERSIONS[0]}0, or run the printed command"
-            )
+            raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
         os.execvpe(self.arguments[0], self.arguments, os.environ | ENVIRONMENT)
 
 
