@@ -374,21 +374,12 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
 def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, base_run, monkeypatch):
     folder, plan = tile_plan
     told = {"folder": plan.path}
+    ours = ("serve", "--plan", plan.path, "--model", folder)
     refuses("serve", "--plan", plan.path, "--model", tiny_llama, says=("not the one",), **told)
-    refuses("serve", "--plan", plan.path, "--model", folder, "--max-model-len", 4096, says=("512", "4096"), **told)
-    refuses(
-        "serve",
-        "--plan",
-        plan.path,
-        "--model",
-        folder,
-        "--vllm=--block-size=16",
-        says=("--block-size",),
-        code=2,
-        **told,
-    )
+    refuses(*ours, "--max-model-len", 4096, says=("512", "4096"), **told)
+    refuses(*ours, "--vllm=--block-size=16", says=("--block-size",), code=2, **told)
     other = next((base_run / "plans").iterdir())
     refuses("serve", "--plan", other, "--model", tiny_llama, says=("no plan of tiles",), **told)
     monkeypatch.setattr(command, "version", lambda name: "0.9.1")
     monkeypatch.setattr("aatc_cli.serve.opening.version", lambda name: "0.9.1")
-    refuses("serve", "--plan", plan.path, "--model", folder, says=("0.9.1", "0.23."), **told)
+    refuses(*ours, says=("0.9.1", "0.23."), **told)
