@@ -48,21 +48,8 @@ MATH, FORMAT, PIPELINE = (book(name) for name in ("math", "format", "pipeline"))
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
 COMMANDS = (
-    *(
-        "collect",
-        "whiten",
-        "allocate",
-        "inspect",
-        "eval",
-        "study",
-        "report",
-        "pick",
-        "export",
-        "serve",
-        "cache",
-        "advise",
-    ),
-    *("list", "doctor"),
+    *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "cache", "advise"),
+    *("list", "doctor", "serve"),
 )
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}

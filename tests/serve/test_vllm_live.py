@@ -29,7 +29,7 @@ def served(request, tmp_path_factory, new_model):
     else:
         model = request.getfixturevalue("real_model_path")
     run = folder / "run"
-    collect = (
+    collect = [
         "collect",
         "--samples",
         "8",
@@ -41,7 +41,7 @@ def served(request, tmp_path_factory, new_model):
         "cuda",
         "--dtype",
         "float32",
-    )
+    ]
     for command in (
         (*collect, "--model", str(model)),
         ("whiten", "--recipe", "loss-aware-tiles"),
