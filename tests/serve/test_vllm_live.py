@@ -43,7 +43,7 @@ def served(request, tmp_path_factory, new_model):
         "float32",
     ]
     for command in (
-        (*collect, "--model", str(model)),
+        (*collect, "--dtype", "float32", "--model", str(model)),
         ("whiten", "--recipe", "loss-aware-tiles"),
         ("allocate", "--recipe", "loss-aware-tiles", "--budget", "2"),
     ):
