@@ -118,7 +118,8 @@ def reference(model: str, plan: str, dtype: str):
     def generate(tokens: list[int], steps: int) -> list[int]:
         with session.attached(), torch.no_grad():
             ids = torch.tensor([tokens], device=device)
-            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None)
+            cache = {session.keyword: session.new_cache()}
+            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
         return out[0, len(tokens) :].tolist()
 
     return generate

@@ -120,7 +120,9 @@ def alone(model, codecs, tokens, steps):
     layers = attention_layers(loaded)
     session = Session.of("tiles", loaded, layers, tiles_spec(loaded, layers, codecs, WINDOW, None, "fused"))
     with session.attached(), torch.no_grad():
-        out = loaded.generate(torch.tensor([tokens]), max_new_tokens=steps, do_sample=False, eos_token_id=None)
+        cache = {session.keyword: session.new_cache()}
+        ids = torch.tensor([tokens])
+        out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
     return out[0, len(tokens) :].tolist()
 
 
