@@ -199,8 +199,8 @@ class Engine:
         self.log.append(("attend", layer, step))
         return torch.full_like(rows[0], 7.0)
 
-    def forget(self, finished, preempted):
-        self.log.append(("forget", finished, preempted))
+    def forget(self, finished, preempted, order):
+        self.log.append(("forget", finished, preempted, order))
 
 
 @pytest.fixture
@@ -291,13 +291,13 @@ def test_a_worker_tells_which_requests_are_gone(serving):
     _, engine, config = serving
     runner = GPUModelRunner()
     runner.vllm_config = config
-    output = SimpleNamespace(finished_req_ids={"a"}, preempted_req_ids=None)
+    output = SimpleNamespace(finished_req_ids={"a"}, preempted_req_ids=None, num_scheduled_tokens={"c": 1})
     assert runner._update_states(output) == "their states"
     assert engine.log == []
     served.served_of(config)
     output.preempted_req_ids = {"b"}
     assert runner._update_states(output) == "their states"
-    assert engine.log == [("forget", ["a"], ["b"])]
+    assert engine.log == [("forget", ["a"], ["b"], ["c"])]
     assert served.served_of(config).runner is runner
 
 
@@ -307,6 +307,7 @@ GOOD = {
     "speculative_config": None,
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
+    "additional_config": {},
 }
 BAD = {
     "--block-size 64": {"cache_config": SimpleNamespace(**vars(GOOD["cache_config"]) | {"block_size": 16})},

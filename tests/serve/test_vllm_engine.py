@@ -59,13 +59,14 @@ def codecs():
 class Driver:
     """As much of an engine as the backend sees: blocks that are handed out, and a model over flat batches."""
 
-    def __init__(self, model, codecs, slots=4, blocks=BLOCKS):
+    def __init__(self, model, codecs, slots=4, blocks=BLOCKS, shared=False):
         source, self.model = model
         empty = empty_model(source, load_config(source))
         prepared = Prepared("codecs", codecs, WINDOW, biases_of(empty), empty)
         config = SimpleNamespace(
             model_config=SimpleNamespace(dtype=torch.float32, max_model_len=LIMIT),
             scheduler_config=SimpleNamespace(max_num_seqs=slots),
+            cache_config=SimpleNamespace(enable_prefix_caching=shared),
         )
         self.engine = engine_for(prepared, config, torch.device("cpu"))
         # what was in the blocks before must not matter
@@ -76,6 +77,15 @@ class Driver:
         self.free += self.tables.pop(name)
         self.cached.pop(name)
         self.engine.forget([] if preempted else [name], [name] if preempted else [])
+
+    def join(self, name, blocks):
+        """Let a request begin behind full blocks of another."""
+        self.tables[name], self.cached[name] = list(blocks), TILE * len(blocks)
+
+    def leave(self, name, blocks):
+        """End a request whose first blocks are of another."""
+        self.tables[name] = [block for block in self.tables[name] if block not in blocks]
+        self.drop(name)
 
     def step(self, batch: dict[str, list[int]]) -> dict[str, int]:
         """Feed new tokens of some requests, single ones first; the next token of each."""
@@ -188,6 +198,84 @@ def test_chunks_of_a_prompt_read_what_is_packed(model, codecs):
             out.append(int(logits[0, -1].argmax()))
             logits = loaded(torch.tensor([[out[-1]]]), **kwargs).logits
     assert found == out
+
+
+def test_a_shared_prefix_is_read_from_its_blocks(model, codecs):
+    """Who goes on from full blocks of another reads exact sinks and packed tokens, with the other there or gone."""
+    _, loaded = model
+    text = prompt(11, 270)
+    driver = Driver(model, codecs, shared=True)
+    driver.step({"a": text})
+    blocks = list(driver.tables["a"])
+    found = []
+    for name in ("b", "c"):
+        driver.join(name, blocks[:3])
+        out = [driver.step({name: text[192:250]})[name]]
+        for _ in range(8):
+            out.append(driver.step({name: [out[-1]]})[name])
+        found.append(out)
+        driver.leave(name, blocks[:3])
+        if name == "b":
+            driver.drop("a")
+    assert found[0] == found[1]
+    # the same by the store of the fused cache, with these tiles in place
+    layers, window = attention_layers(loaded), WINDOW.model_copy(update={"sinks": 64})
+    spec = tiles_spec(loaded, layers, codecs, window, None, "fused")
+    session = Session.of("tiles", loaded, layers, spec)
+    with session.attached(), torch.no_grad():
+        cache = session.new_cache()
+        kwargs = {session.keyword: cache, "use_cache": True}
+        loaded(torch.tensor([text[:192]]), **kwargs)
+        for layer, store in enumerate(cache.state.groups[0].stores):
+            tiles = driver.engine.caches[layer][blocks[1:3], : store.layer.held.nbytes]
+            store.pages.count = 0
+            store.pages.append(tiles[None])
+        logits = loaded(torch.tensor([text[192:250]]), **kwargs).logits
+        wanted = [int(logits[0, -1].argmax())]
+        for _ in range(8):
+            logits = loaded(torch.tensor([[wanted[-1]]]), **kwargs).logits
+            wanted.append(int(logits[0, -1].argmax()))
+    assert found[0] == wanted
+
+
+def test_a_prefix_is_shared_within_one_step_and_by_what_was_answered(model, codecs):
+    driver, text = Driver(model, codecs, shared=True), prompt(12, 130)
+    # b goes on from blocks that a fills in the same step, c with a single token
+    driver.tables["a"] = [driver.free.pop() for _ in range(3)]
+    for name, count in (("b", 128), ("c", 64)):
+        driver.join(name, driver.tables["a"][: count // 64])
+    driver.engine.forget([], [], ["a", "b", "c"])
+    first = driver.step({"a": text, "b": text[128:130], "c": text[64:65]})
+    later = Driver(model, codecs, shared=True)
+    later.step({"a": text})
+    later.join("b", later.tables["a"][:2])
+    later.join("c", later.tables["a"][:1])
+    assert later.step({"b": text[128:130]})["b"] == first["b"]
+    assert later.step({"c": text[64:65]})["c"] == first["c"]
+    # a block that an answer fills is there for others when the step is over
+    token = first["a"]
+    for _ in range(62):
+        token = driver.step({"a": [token]})["a"]
+    assert driver.cached["a"] == 192
+    driver.drop("a")
+    driver.join("d", [*driver.tables["b"][:2], driver.free[-1]][:2])
+    assert driver.step({"d": text[128:130]})["d"] == first["b"]
+
+
+def test_the_sinks_of_a_forgotten_first_block_are_read_packed(model, codecs):
+    driver, text = Driver(model, codecs, shared=True), prompt(13, 140)
+    driver.step({"a": text})
+    driver.join("b", driver.tables["a"][:1])
+    exact = driver.step({"b": text[64:70]})["b"]
+    driver.engine.prefixes._places.clear()
+    driver.join("c", driver.tables["a"][:1])
+    assert isinstance(driver.step({"c": text[64:70]})["c"], int)
+    slot = {name: driver.engine.places.held[name].slot for name in "bc"}
+    keys = driver.engine.exact.keys[0]
+    assert torch.equal(keys[slot["b"], :64], driver.engine.prefixes.keys[0, 0])
+    near = (keys[slot["c"], :64] - keys[slot["b"], :64]).norm() / keys[slot["b"], :64].norm()
+    assert 0 < float(near) < 0.7
+    assert isinstance(exact, int)
 
 
 def test_tokens_from_elsewhere_are_refused(model, codecs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,18 @@ class Prepared:
     model: Any
 
 
+def settings_of(additional: Any) -> Mapping[str, Any]:
+    """The part of vLLM's additional configuration that is of this package; raises `UsageError` for an unknown name."""
+    found = additional.get("aatc", {}) if isinstance(additional, Mapping) else {}
+    unknown = set(found) - {"plan", "prefixes"}
+    if unknown:
+        raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", "give plan, prefixes")
+    return found  # type: ignore[no-any-return]
+
+
 def plan_path(additional: Any) -> str:
     """The plan that ``additional`` configuration or the environment names; raises `UsageError` where none does."""
-    given = additional.get("aatc", {}) if isinstance(additional, Mapping) else {}
-    found = given.get("plan") or os.environ.get(PLAN)
+    found = settings_of(additional).get("plan") or os.environ.get(PLAN)
     if not found:
         raise UsageError(
             "the backend CUSTOM serves a plan, and none was named",
@@ -107,9 +115,10 @@ def check_model(model: Any, window: Window) -> None:
 def check_engine(config: Any) -> None:
     """Raise `AatcError` naming the first setting of an engine's configuration that the backend cannot serve with."""
     cache, parallel = config.cache_config, config.parallel_config
+    shared = settings_of(config.additional_config).get("prefixes", False)
     wrong = {
         f"blocks of {cache.block_size} tokens": (cache.block_size != TILE, f"--block-size {TILE}"),
-        "prefix caching": (cache.enable_prefix_caching, "--no-enable-prefix-caching"),
+        "prefix caching": (cache.enable_prefix_caching and not shared, "--no-enable-prefix-caching"),
         f"a cache of {cache.cache_dtype}": (cache.cache_dtype != "auto", "--kv-cache-dtype auto"),
         f"{parallel.world_size} workers": (parallel.world_size != 1, "one worker: --tensor-parallel-size 1"),
         "speculative decoding": (config.speculative_config is not None, "no --speculative-config"),
@@ -140,12 +149,18 @@ def static_of(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> F
 
 
 def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEngine:
-    """The caches of a plan for an engine of this configuration."""
+    """The caches of a plan for an engine of this configuration.
+
+    Where requests share prefixes the window has a whole block of sinks, whatever the plan has.
+    """
+    shared = config.cache_config.enable_prefix_caching
+    if shared:
+        prepared = replace(prepared, window=prepared.window.model_copy(update={"sinks": TILE}))
     model, slots = config.model_config, config.scheduler_config.max_num_seqs
     form = static_of(prepared, model.dtype, device)
     site = attention_sites(prepared.model)[0]
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
-    return TileEngine(form, turning, float(site.module.scaling), slots)
+    return TileEngine(form, turning, float(site.module.scaling), slots, bool(shared))
 
 
 def open_engine(config: Any, device: torch.device) -> TileEngine:
