@@ -19,6 +19,9 @@ def serve(
     model: ModelOption = None,
     max_model_len: _Length = None,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", min=1, help="Requests that run at once.")] = 64,
+    prefixes: Annotated[
+        bool, typer.Option("--prefixes", help="Share prefixes, with 64 exact first tokens whatever the plan has.")
+    ] = False,
     start: Annotated[bool, typer.Option("--start", help="Start vLLM instead of printing its command.")] = False,
     vllm: Annotated[
         list[str] | None, typer.Option("--vllm", help="More of vllm serve: --vllm=--port=8001; several allowed.")
@@ -35,11 +38,11 @@ def serve(
 
     from aatc_cli.console import print_json, say
     from aatc_cli.errors import UsageError
-    from aatc_cli.serve.vllm_backend.command import serve_command
+    from aatc_cli.serve.vllm_backend.command import Wanted, serve_command
 
     if model is None:
         raise UsageError("no model was named", "give --model: the folder or hub id that vLLM is to serve")
-    found = serve_command(plan, model, max_model_len, max_num_seqs, vllm or [])
+    found = serve_command(plan, model, Wanted(max_model_len, max_num_seqs, prefixes), vllm or [])
     if json and not start:
         print_json(asdict(found) | {"command": found.line})
         return

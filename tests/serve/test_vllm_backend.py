@@ -369,6 +369,9 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
     assert json.loads(parts[parts.index("--additional-config") + 1]) == {"aatc": {"plan": str(plan.path)}}
     assert parts[parts.index("--block-size") + 1] == "64"
     assert found.json["command"].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
+    shared = aatc("serve", "--plan", plan.path, "--model", folder, "--prefixes", "--json").json
+    assert {"--enable-prefix-caching", "--max-model-len"} < set(shared["arguments"])
+    assert shared["exact_bytes"] - found.json["exact_bytes"] == 60 * 2 * 2 * 128 * 2
     assert 3 < found.json["uncompressed"] / found.json["block_bytes"] < 8
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -52,8 +52,17 @@ class ServeCommand:
         os.execvpe(self.arguments[0], self.arguments, os.environ | ENVIRONMENT)
 
 
-def serve_command(plan: str, model: str, length: int | None, requests: int, others: list[str]) -> ServeCommand:
-    """The command that serves ``model`` with ``plan``, texts of ``length`` tokens at most, ``requests`` at once.
+@dataclass(frozen=True)
+class Wanted:
+    """Texts of ``length`` tokens at most (None: the model's own limit), ``requests`` at once, prefixes shared or not."""
+
+    length: int | None = None
+    requests: int = 64
+    prefixes: bool = False
+
+
+def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> ServeCommand:
+    """The command that serves ``model`` with ``plan`` as ``wanted``.
 
     others: more arguments of vLLM. Raises `AatcError` naming what will not work: version, plan, model or argument.
     """
@@ -62,19 +71,21 @@ def serve_command(plan: str, model: str, length: int | None, requests: int, othe
     prepared = prepare_plan(opened, source)
     form = static_of(prepared, torch.bfloat16, torch.device("cpu"))
     limit = context_limit(prepared.model.config)
-    if length is not None and limit is not None and length > limit:
-        raise AatcError(f"the model reads {limit} tokens at most, not {length}", f"give --max-model-len {limit}")
-    tokens = length or limit
-    if tokens is None:
+    if wanted.length is not None and limit is not None and wanted.length > limit:
+        problem = f"the model reads {limit} tokens at most, not {wanted.length}"
+        raise AatcError(problem, f"give --max-model-len {limit}")
+    length = wanted.length or limit
+    if length is None:
         raise UsageError("the model does not say how long its texts may be", "give --max-model-len")
     geometry, window = opened.geometry, opened.recipe.window
+    sinks = TILE if wanted.prefixes else window.sinks
     token = 2 * geometry.layers * geometry.channels * 2
     return ServeCommand(
         opened.name,
-        _arguments(_name(source, model), plan, tokens, requests, others),
+        _arguments(_name(source, model), plan, replace(wanted, length=length), others),
         sum(fused.layer.held.nbytes for fused in form.layers),
         TILE * token,
-        (window.sinks + window.recent) * token,
+        (sinks + window.recent) * token,
         installed,
     )
 
@@ -88,24 +99,32 @@ def installed_version() -> str | None:
     return require_version("vllm", VERSIONS)
 
 
-def _arguments(model: str, plan: str, length: int, requests: int, others: list[str]) -> tuple[str, ...]:
+def _arguments(model: str, plan: str, wanted: Wanted, others: list[str]) -> tuple[str, ...]:
+    asked: dict[str, object] = {"prefixes": True} if wanted.prefixes else {}
     where = plan if plan.startswith("hub:") else str(Path(plan).resolve())
     fixed = {
         "--attention-backend": "CUSTOM",
         "--block-size": str(TILE),
-        "--max-model-len": str(length),
-        "--max-num-seqs": str(requests),
+        "--max-model-len": str(wanted.length),
+        "--max-num-seqs": str(wanted.requests),
         # a prompt that is read whole attends to exact tokens; chunks read those before them packed
-        "--max-num-batched-tokens": str(max(length, 2048)),
+        "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
         "--compilation-config": json.dumps(GRAPHS),
-        "--additional-config": json.dumps({"aatc": {"plan": where}}),
+        "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
     }
     for given in others:
         name = given.partition("=")[0]
-        if name in {*fixed, "--enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config"}:
+        if name in {
+            *fixed,
+            "--enable-prefix-caching",
+            "--no-enable-prefix-caching",
+            "--kv-cache-dtype",
+            "--kv-transfer-config",
+        }:
             raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
     parts = [part for pair in fixed.items() for part in pair]
-    return ("vllm", "serve", model, *parts, "--no-enable-prefix-caching", *others)
+    caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"
+    return ("vllm", "serve", model, *parts, caching, *others)
 
 
 def _name(source: ModelSource, model: str) -> str:
