@@ -75,6 +75,8 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
     if plan is not None:
         register()
         settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": {"plan": plan}}}
+    if plan is not None and settings["enable_prefix_caching"]:
+        settings["additional_config"]["aatc"]["prefixes"] = True
     started = time.time()
     made = LLM(**settings)
     say(engine=plan or "vllm", seconds=round(time.time() - started, 1))
@@ -192,6 +194,33 @@ def correct(given: argparse.Namespace) -> None:
         )
     )
     say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+
+
+def shared(given: argparse.Namespace) -> None:
+    """Prefixes that requests share: hits are counted, and the same request is answered the same way again."""
+    from transformers import AutoConfig
+
+    from aatc_cli.serve.vllm_backend.served import served_of
+
+    vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
+    heads = random_prompts(4, vocabulary, 400)[2:]
+    tails = random_prompts(8, vocabulary, 100)
+    prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
+    changes = {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
+    llm = engine(given.model, given.plan, given, enable_prefix_caching=True, **changes)
+    first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
+    together = answers(llm, prompts, given.steps)
+    again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=3 * len(prompts))
+    # the very first of each prefix had nothing to share
+    say(again_against_first=same(again[2:], first[2:]), together_against_again=same(together, again))
+    generate = reference(given.model, given.plan, given.dtype)
+    say(hits_against_own_prompts=same(again, [generate(ids, given.steps) for ids in prompts]))
 
 
 def geometry_folder(folder: str, layers: int) -> str:
@@ -350,7 +379,7 @@ def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("correct", "bench"))
+    parser.add_argument("what", choices=("correct", "shared", "bench"))
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
@@ -372,7 +401,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.9)
     given = parser.parse_args()
     prepare()
-    correct(given) if given.what == "correct" else bench(given)
+    {"correct": correct, "shared": shared, "bench": bench}[given.what](given)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from aatc_cli.serve.vllm_backend.start import VERSIONS, prepare_plan, static_of
 
 # the model runner whose batch the backend reads
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+# what the plan or --prefixes decides beside the arguments that are given
+_DECIDED = ("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config")
 # graphs of steps that only decode; prompts run as they are
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
@@ -54,7 +56,7 @@ class ServeCommand:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Texts of ``length`` tokens at most (None: the model's own limit), ``requests`` at once, prefixes shared or not."""
+    """Texts of ``length`` tokens at most (None: as the model can), ``requests`` at once, prefixes shared or not."""
 
     length: int | None = None
     requests: int = 64
@@ -114,13 +116,7 @@ def _arguments(model: str, plan: str, wanted: Wanted, others: list[str]) -> tupl
     }
     for given in others:
         name = given.partition("=")[0]
-        if name in {
-            *fixed,
-            "--enable-prefix-caching",
-            "--no-enable-prefix-caching",
-            "--kv-cache-dtype",
-            "--kv-transfer-config",
-        }:
+        if name in {*fixed, *_DECIDED}:
             raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
     parts = [part for pair in fixed.items() for part in pair]
     caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"

@@ -65,7 +65,9 @@ class TileEngine:
         self.pending: tuple[Full, ...] = ()
         self.order: dict[str, int] = {}
         self.caches: list[Tensor] = []
+        # who lost its blocks, with how many tokens, and how often somebody went on from those of another
         self.preempted: list[tuple[str, int]] = []
+        self.joined = 0
 
     @property
     def page_bytes(self) -> list[int]:
@@ -92,6 +94,7 @@ class TileEngine:
         self._settle()
         self.places.release(request for request, cached, _ in requests if not cached)
         joining = {request for request, cached, _ in requests if cached and request not in self.places.held}
+        self.joined += len(joining)
         mixed = any(new != 1 for _, _, new in requests)
         # who joins beside prompts may read what one of them writes in this step, so it is treated as one
         late = (row for row, (name, _, new) in enumerate(requests) if new != 1 or (mixed and name in joining))
