@@ -203,7 +203,7 @@ def shared(given: argparse.Namespace) -> None:
     from aatc_cli.serve.vllm_backend.served import served_of
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    heads = random_prompts(4, vocabulary, 400)[2:]
+    heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
     tails = random_prompts(8, vocabulary, 100)
     prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
     changes = {
