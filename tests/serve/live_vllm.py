@@ -282,6 +282,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
         if held.tokens != cached:
             held.tokens, held.tiles = cached, packed_tokens(cached, self.form.window) // 64
 
+    @torch.inference_mode()
     def fill(engine):
         layer = engine.form.layers[0].layer
         generator = torch.Generator(engine.rows.device).manual_seed(0)
