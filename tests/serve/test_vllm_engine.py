@@ -257,8 +257,11 @@ def test_a_prefix_is_shared_within_one_step_and_by_what_was_answered(model, code
     for _ in range(62):
         token = driver.step({"a": [token]})["a"]
     assert driver.cached["a"] == 192
+    third = driver.tables["a"][2]
+    assert bool((driver.engine.caches[0][third] == 255).all())
     driver.drop("a")
-    driver.join("d", [*driver.tables["b"][:2], driver.free[-1]][:2])
+    assert not bool((driver.engine.caches[0][third] == 255).all())
+    driver.join("d", driver.tables["b"][:2])
     assert driver.step({"d": text[128:130]})["d"] == first["b"]
 
 
