@@ -161,25 +161,25 @@ LENGTHS = {"a": 300, "b": 1, "c": 131, "d": 197, "e": 3, "f": 64}
 
 def test_requests_that_come_and_go_are_answered_as_if_alone(model, codecs):
     prompts = {name: prompt(seed, length) for seed, (name, length) in enumerate(LENGTHS.items())}
-    found = generate(Driver(model, codecs), prompts, 70)
+    found = generate(Driver(model, codecs), prompts, 24)
     for name, tokens in prompts.items():
-        assert found[name] == alone(model, codecs, tokens, 70), name
+        assert found[name] == alone(model, codecs, tokens, 24), name
 
 
 def test_a_request_that_lost_its_blocks_is_read_anew(model, codecs):
     driver, tokens = Driver(model, codecs), prompt(7, 150)
     out = [driver.step({"a": tokens})["a"]]
     driver.step({"b": prompt(8, 80)})
-    for _ in range(60):
+    for _ in range(24):
         out.append(driver.step({"a": [out[-1]]})["a"])
     driver.drop("a", preempted=True)
-    assert driver.engine.preempted == [("a", 210)]
+    assert driver.engine.preempted == [("a", 174)]
     first = list(out)
     again = [driver.step({"a": tokens + first})["a"]]
-    for _ in range(20):
+    for _ in range(10):
         again.append(driver.step({"a": [again[-1]]})["a"])
-    assert first == alone(model, codecs, tokens, 61)
-    assert again == alone(model, codecs, tokens + first, 21)
+    assert first == alone(model, codecs, tokens, 25)
+    assert again == alone(model, codecs, tokens + first, 11)
 
 
 def test_chunks_of_a_prompt_read_what_is_packed(model, codecs):
