@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -28,12 +29,14 @@ from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 class Form:
     """What is timed: the fused cache, or with ``groups`` the packed one with as many head groups on each side.
 
-    tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too.
+    tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too; library: FlashAttention-3
+    that is timed beside the others.
     """
 
     whole: bool = False
     groups: int | None = None
     tiles: bool = False
+    library: Path | None = None
 
 
 def measure_geometry(
@@ -56,7 +59,7 @@ def measure_geometry(
                 ours = fused_attention(geometry, bits, size, repeats, device, rates)
             else:
                 ours = packed_attention(geometry, groups, bits, size, repeats, device)
-            compare_attention(found, ours, geometry, size, repeats, device)
+            compare_attention(found, ours, geometry, size, repeats, device, form.library)
             ticker.advance()
         if whole:
             _whole(found, profile, bits, sizes, repeats, device, ticker.advance)
