@@ -63,7 +63,7 @@ _OTHER = "name _vllm_fa3_C.abi3.so of a vLLM for this torch, or leave out --flas
 def loaded(path: Path) -> Any:
     """The operator ``fwd`` of the library at ``path``; raises `AatcError` for one that is of no use here."""
     try:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         found = torch.ops._vllm_fa3_C.fwd.default
     except (OSError, AttributeError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or ["nothing is said"])[0]

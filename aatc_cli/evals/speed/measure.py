@@ -60,8 +60,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     groups = head_groups_of(settings.groups, call.profile.geometry.kv_heads)
     if settings.whole_model and groups is not None:
         raise UsageError("whole decode steps are timed with the fused cache", "leave out --groups or --whole-model")
-    if settings.tiles and (settings.whole_model or groups is not None):
-        raise UsageError("of fused tiles the attention of heads alone is timed", "leave out the other options")
+    if settings.tiles and groups is not None:
+        raise UsageError("fused tiles have a head group for every head", "leave out --groups or --tiles")
     kind = "fused" if groups is None else "packed"
     if call.options.cache not in ("auto", kind):
         raise UsageError(f"this is the speed of the {kind} cache, not of {call.options.cache}", "see --groups")

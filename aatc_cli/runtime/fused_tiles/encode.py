@@ -71,9 +71,12 @@ class EncodeTables:
                     channels[head, k, place, : len(rows)] = rows
         sources = Sources.of(tiles)
         edges, before = cells.tensors()
-        found = (rule.class_of_rank()[::ROWS].to(torch.int32), counts, channels, edges, before)
         return cls(
-            *(tensor.to(device) for tensor in found),
+            rule.class_of_rank(device)[::ROWS].to(torch.int32),
+            counts.to(device),
+            channels.to(device),
+            edges.to(device),
+            before.to(device),
             _scale_codes(device),
             scale_grid(device).to(torch.float32),
             sources.entries,
@@ -183,8 +186,8 @@ def _channels(codec: TileCodec, k: int, heads: int, cells: _Cells) -> list[Tenso
     weight = torch.ones_like(made.variance) if made.weight is None else made.weight
     price, spread = weight * made.variance.sqrt().square(), made.variance.sqrt()
     centre = torch.zeros_like(spread) if made.centre is None else made.centre
-    of_width = {int(w): _of_width(made, int(w), like, cells) for w in made.bits.unique() if w}
     size, widths = spread.numel() // heads, made.bits.tolist()
+    of_width = {width: _of_width(made, width, like, cells) for width in sorted(set(widths) - {0})}
     found = []
     for head in range(heads):
         coded = [c for c in range(head * size, (head + 1) * size) if widths[c]]
