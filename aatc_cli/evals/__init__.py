@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 # groups of options that tasks share (`cli/options.py`)
-_TEXT = ("model", "plans", "device", "device-map", "dry-run")
+_TEXT = ("model", "plans", "device", "device-map", "batch", "dry-run")
 _RECALL = ("model", "plans", "device", "device-map")
 _CACHE = ("model", "plans", "device", "cache")
 _ANSWERS = (*_CACHE, "batch")
@@ -55,6 +55,12 @@ TASKS: tuple[Task, ...] = (
     Task("kl", "kl", "Divergence of the next token from the uncompressed model's, on held-out text.", _TEXT),
     Task("perplexity", "perplexity", "Perplexity with the compressed cache, on held-out text.", _TEXT),
     Task("recall", "recall", "Names and numbers that come again far behind their first mention.", _RECALL),
+    Task(
+        "accumulate",
+        "accumulate",
+        "Divergence of a cache that is built token by token: along a text, and along what either model writes.",
+        _ANSWERS,
+    ),
     Task("stored", "stored", "Divergence behind a prefix that was stored in chunks.", ("model", "plans", "device")),
     Task("distortion", "distortion", "Measured against predicted error of attention.", ("model", "plans", "device")),
     Task(
