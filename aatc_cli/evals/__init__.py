@@ -19,6 +19,7 @@ _TEXT = ("model", "plans", "device", "device-map", "batch", "dry-run")
 _RECALL = ("model", "plans", "device", "device-map")
 _CACHE = ("model", "plans", "device", "cache")
 _ANSWERS = (*_CACHE, "batch")
+_FORCED = ("model", "plans", "device", "batch")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,20 @@ TASKS: tuple[Task, ...] = (
     ),
     Task("needles", "needles", "Retrieval by context and depth, by generation: a heat map.", _ANSWERS),
     Task("ruler", "ruler", "RULER: retrieval, tracking, aggregation, questions; by generation.", _ANSWERS, "benchmark"),
+    Task(
+        "turns",
+        "turns",
+        "Several questions about one text, one after another: how likely the right answers are.",
+        _FORCED,
+        "benchmark",
+    ),
+    Task(
+        "references",
+        "references",
+        "How likely the written answers of GSM8K, MATH-500 and LongBench are.",
+        _FORCED,
+        "benchmark",
+    ),
     Task("gsm8k", "lm_eval", "GSM8K by lm-eval: school mathematics, by generation.", _ANSWERS, "benchmark"),
     Task("mmlu-pro", "lm_eval", "MMLU-Pro by lm-eval: multiple choice, by generation.", _ANSWERS, "benchmark"),
     Task("math-500", "lm_eval", "MATH-500 by lm-eval: competition problems, by generation.", _ANSWERS, "benchmark"),

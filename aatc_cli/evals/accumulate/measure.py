@@ -1,4 +1,4 @@
-"""Accumulate: tokens decoded one by one with a live cache, scored by the uncompressed model, and the other way round."""
+"""Accumulate: tokens decoded one by one with a live cache, beside the uncompressed model over the same tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from aatc_cli.artifacts.evaluation import write_evaluation

@@ -43,7 +43,7 @@ class Scores:
     seconds: float = 0.0
 
     def kl_summary(self) -> dict[str, Any]:
-        """Mean KL and top-1 agreement with standard errors over windows, KL of every window, quantiles over positions."""
+        """Mean KL and top-1 agreement with errors over windows, KL of every window, quantiles over positions."""
         windows = [float(kl.mean()) for kl in self.kl]
         mean, stderr = mean_and_stderr(windows)
         top1, top1_stderr = mean_and_stderr([float(agree.to(torch.float64).mean()) for agree in self.agree])
