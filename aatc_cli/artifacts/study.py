@@ -63,6 +63,12 @@ class StudyCell(Settings):
         return self.row, self.column
 
     @property
+    def task_name(self) -> str:
+        """What its task is called in the study: ``kl``, ``kl behind 1536``, ``ruler forced``."""
+        behind = None if self.prompt is None else f"behind {self.prompt}"
+        return " ".join(part for part in (self.task, behind, self.mode) if part is not None)
+
+    @property
     def column(self) -> str:
         """The cell's task in words: ``kl wiki.txt 2048``, ``kl wiki.txt 2048 behind 1536``, ``ruler 4096 forced``."""
         behind = None if self.prompt is None else f"behind {self.prompt}"

@@ -26,7 +26,7 @@ from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.text.ruler.needles import essay_words
 
-CONTEXT = 700
+CONTEXT = 600
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def opened(new_model: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactor
 @torch.no_grad()
 def test_answers_are_those_of_a_live_cache(opened: Opened, corpus: Path) -> None:
     """The first turn as a prompt, then every token by itself; log-probabilities of each answer by hand."""
-    settings = Settings(text=(str(corpus),), context=(CONTEXT,), turns=3, between=10, limit=2)
+    settings = Settings(text=(str(corpus),), context=(CONTEXT,), turns=2, between=4, limit=1)
     results = measure(opened, settings)
     model, tokenizer = opened.model(), opened.tokenizer
     job = conversations(essay_words(corpus.read_text()), CONTEXT, settings, tokenizer)
