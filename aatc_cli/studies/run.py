@@ -48,12 +48,9 @@ def run_study(
             model=identity.name,
             model_fingerprint=str(identity.weights_fingerprint),
         )
-        forget = (
-            partial(_forgotten, run, choices.recipe, {task.name for task in tasks})
-            if options.force
-            else lambda result: result
-        )
-        known = {row.name: row for row in update_study(run.root, empty, forget).rows}
+        forget = partial(_forgotten, run, choices.recipe, {task.name for task in tasks})
+        found = update_study(run.root, empty, forget if options.force else lambda result: result)
+        known = {row.name: row for row in found.rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
             entrants = Methods(run, known, options.force).entrants(study, choices.recipe)
