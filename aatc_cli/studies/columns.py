@@ -46,7 +46,7 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
     """The columns of one task of a study: a text, a context or a whole benchmark each."""
     limit = task.limit if choices.limit is None else choices.limit
     # what is replaced was removed before: a stage that is told to would drop the rows of other contexts with it
-    options = replace(options, force=False)
+    options = replace(options, force=False, cache=task.cache)
 
     def column(together: int | None, shown: dict[str, Any], **asked: Any) -> Column:
         cell = StudyCell(row="", task=task.task, **shown)
@@ -74,7 +74,12 @@ def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Co
         shown: dict[str, Any] = {"text": parse_source(text).name, "prompt": task.prompt}
         asked: dict[str, Any] = {"text": (text,)}
         if task.task == "accumulate":
-            asked |= {"tokens": task.tokens, "seed": task.seed, **({"prompt": task.prompt} if task.prompt else {})}
+            asked |= {
+                "tokens": task.tokens,
+                "way": task.ways,
+                "seed": task.seed,
+                **({"prompt": task.prompt} if task.prompt else {}),
+            }
             yield column(_TOGETHER, shown | {"length": task.tokens}, **asked)
             continue
         asked["length"] = length

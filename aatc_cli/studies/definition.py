@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.config import MAX_BITS, Settings
 from aatc_cli.errors import UsageError
+from aatc_cli.evals.accumulate.settings import WAYS, Way
 from aatc_cli.evals.windows.settings import TEXT
 from aatc_cli.profiles import load_named
 
@@ -25,6 +26,8 @@ _READ_BY = {
     "first": ("kl", "perplexity"),
     "prompt": ("kl", "accumulate"),
     "tokens": ("accumulate",),
+    "ways": ("accumulate",),
+    "cache": ("accumulate",),
     "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns"),
     "contexts": ("ruler", "turns"),
     "mode": ("ruler",),
@@ -78,6 +81,10 @@ class StudyTask(Settings):
     first: int | None = Field(None, ge=0, description="first scored position (kl, perplexity); the task's own if none")
     prompt: int | None = Field(None, ge=1, description="tokens of a window that are a prompt (kl, accumulate)")
     tokens: int = Field(512, ge=8, description="tokens decoded behind the prompt (accumulate)")
+    ways: tuple[Way, ...] = Field(WAYS, strict=False, description="who writes the tokens that are decoded (accumulate)")
+    cache: Literal["auto", "packed", "fused", "simulated"] = Field(
+        "auto", description="how the cache is held (accumulate)"
+    )
     contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler, turns)")
     mode: Literal["generate", "forced"] = Field("generate", description="how answers are had (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")

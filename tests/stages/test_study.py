@@ -519,7 +519,8 @@ def test_tasks_that_only_some_are_asked(tiny_llama, corpus, run, tmp_path, aatc)
     assert anew == {key for key in cells if key[1] == "accumulate"}
     report = aatc("report", "--run", run.root)
     assert report.code == 0, report.err
-    assert "16 tokens decoded behind 150 of corpus.txt: the text itself" in report.out
+    page = (run.root / "report" / "report.md").read_text("utf-8")
+    assert "16 tokens decoded behind 150 of corpus.txt: the text itself" in page
     wrong = aatc("study", file, *where, "--task", "ruler")
     assert wrong.code == 2
     assert "kl, kl behind 180, accumulate behind 150" in wrong.err

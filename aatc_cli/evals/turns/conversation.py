@@ -10,9 +10,10 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.evals.turns.settings import Settings
 from aatc_cli.models.generation import plain_tokens
 from aatc_cli.models.tokenizer import Tokenizer
-from aatc_cli.text.ruler.needles import NEEDLE, ONE, ONE_PREFIX, Needles
+from aatc_cli.text.ruler.needles import NEEDLE, ONE, ONE_PREFIX, Needles, essay_words
 from aatc_cli.text.ruler.prompt import Prompt, Reference, Sample, Task, make_samples, reference_of
 from aatc_cli.text.ruler.words import draw_distinct
+from aatc_cli.text.sources import documents, parse_source
 
 # tokens of an answer: a number of seven digits and a blank
 _ROOM = 12
@@ -41,6 +42,11 @@ class Conversations:
     def digest(self) -> str:
         """Of all that the model is given."""
         return digest_of([[s.tokens, r.tokens, r.spans] for s, r in zip(self.samples, self.references, strict=True)])
+
+
+def words_around(settings: Settings) -> tuple[str, ...]:
+    """The words of the text around the numbers; raises `AatcError` where it cannot be read."""
+    return essay_words("\n\n".join(document for spec in settings.text for document in documents(parse_source(spec))))
 
 
 def conversations(words: tuple[str, ...], context: int, settings: Settings, tokenizer: Tokenizer) -> Conversations:

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
-from aatc_cli.errors import UsageError
 from aatc_cli.evals.answers.forced import Forced, Forcer
 from aatc_cli.evals.answers.ledger import Ledger, score_row
 from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.evals.answers.seen import calibrated_share
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
-from aatc_cli.evals.turns.conversation import Conversations, conversations
+from aatc_cli.evals.turns.conversation import Conversations, conversations, words_around
 from aatc_cli.evals.turns.result import Result
 from aatc_cli.evals.turns.settings import Settings
 from aatc_cli.evals.windows.frame import check_packed
-from aatc_cli.text.ruler.needles import essay_words
-from aatc_cli.text.sources import documents, parse_source
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -29,9 +26,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
     Raises `AatcError` for a context that the model does not have, or that a plan keeps exact.
     """
-    words = essay_words("\n\n".join(document for spec in settings.text for document in documents(parse_source(spec))))
-    if not words:
-        raise UsageError("the text around the numbers has no words", "give another --text")
+    words = words_around(settings)
     for context in settings.context:
         for subject in opened.subjects:
             check_packed(subject, context, "--context")

@@ -6,8 +6,10 @@ from random import Random
 
 from aatc_cli.text.made.words import THINGS
 
-_VERBS = ("add", "build", "check", "close", "count", "fetch", "find", "join", "load", "merge", "open", "parse", "read")
-_VERBS += ("remove", "send", "sort", "split", "store", "sum", "take", "trim", "update", "write")
+_WORDS = """
+    add build check close count fetch find join load merge open parse read remove send sort split store sum take trim
+    update write"""
+_VERBS = tuple(_WORDS.split())
 
 
 def code_document(random: Random) -> str:
