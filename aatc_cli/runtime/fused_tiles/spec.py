@@ -14,13 +14,13 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.models.adapter import AttentionLayer, geometry_of
+from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.form import FusedTilesForm
 from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, rotation_of
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.shared import FusedTiles
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.spec import CacheSpec, check_layers
-from aatc_cli.runtime.tiles.layer import TileLayer
 
 
 def fused_tiles_spec(
@@ -62,7 +62,7 @@ def fused_layer(
     placed: dict[Side, TileCodec] = {side: codecs[side].to(like.device, dtype) for side in SIDES}
     heads = placed["k"].codec.groups
     tiles = RecordTiles(placed, placed["k"].rule, heads)
-    coded = TileLayer(layer, placed, biases, tiles.rule, heads, tiles)
+    coded = FusedTileLayer(layer, placed, biases, tiles.rule, heads, tiles)
     return FusedTiles(coded, TileTables.of(placed, tiles, coded.biases, order) if like.is_cuda else None, order)
 
 
