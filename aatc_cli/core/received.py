@@ -55,42 +55,6 @@ def received_by_head(
     return total
 
 
-<<<<<<< HEAD
-def received_in_band(query: Tensor, keys: Tensor, scaling: float, lags: tuple[int, int], normaliser: Tensor) -> Tensor:
-    """The same as `received_by_head` where the logarithm of every query's sum of exponentials is known. -> [H, T].
-
-    query [J, n, D] are those of the last n of the tokens of keys [H, T, D], normaliser float32 [J, n]. Only scores
-    within ``lags`` are computed, so that the cost grows with the length and not with its square.
-    """
-    first, last = lags
-    heads, total, _ = keys.shape
-    count = query.shape[1]
-    blocks, behind = -(-count // _QUERIES), -(-last // _QUERIES)
-    span, spare = (behind + 1) * _QUERIES, blocks * _QUERIES - count
-    # queries in whole blocks, keys from as many blocks before the first of them on
-    before = behind * _QUERIES - (total - count)
-    keys = torch.nn.functional.pad(keys[:, max(-before, 0) :], (0, 0, max(before, 0), spare))
-    query = torch.unflatten(torch.nn.functional.pad(query, (0, 0, 0, spare)), 1, (blocks, _QUERIES))
-    norm = torch.unflatten(torch.nn.functional.pad(normaliser, (0, spare), value=torch.inf), 1, (blocks, _QUERIES))
-    lag = torch.arange(_QUERIES, device=query.device)[:, None] + behind * _QUERIES
-    lag = lag - torch.arange(span, device=query.device)
-    watched = (lag >= first) & (lag <= last) & (lag >= 0)
-    found = torch.zeros(heads, keys.shape[1], device=query.device)
-    step = max(1, _WEIGHTS // (query.shape[0] * _QUERIES * span))
-    for start in range(0, blocks, step):
-        stop = min(start + step, blocks)
-        near = keys[:, start * _QUERIES : stop * _QUERIES + behind * _QUERIES].unfold(1, span, _QUERIES)
-        rows = torch.unflatten(query[:, start:stop], 0, (heads, -1)).transpose(1, 2).flatten(2, 3)
-        scores = torch.unflatten(rows.float() @ near.float() * scaling, 2, (-1, _QUERIES))
-        logs = torch.unflatten(norm[:, start:stop], 0, (heads, -1)).transpose(1, 2)
-        shares = ((scores - logs.unsqueeze(-1)).exp() * watched).square().sum((2, 3))
-        for piece in range(behind + 1):
-            part = slice(piece * _QUERIES, (piece + 1) * _QUERIES)
-            place = slice((start + piece) * _QUERIES, (stop + piece) * _QUERIES)
-            found[:, place] += shares[..., part].flatten(1)
-    found = found[:, max(before, 0) : found.shape[1] - spare]
-    return torch.nn.functional.pad(found, (max(-before, 0), 0))
-=======
 def received_near(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lags: tuple[int, int]) -> Tensor:
     """`received_by_head` where the logarithm of what every query's softmax divides by is known: sums [B, J, T].
 
@@ -124,7 +88,6 @@ def received_near(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lag
         places = places + torch.arange(span, device=query.device)
         total.index_add_(2, places.flatten(), found.flatten(2))
     return total[..., last : last + length]
->>>>>>> main
 
 
 def _at_once(query: Tensor) -> int:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.received import received_by_head, received_in_band
+from aatc_cli.core.received import received_near
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
@@ -315,17 +315,15 @@ def test_slots_follow_the_rows_that_decode():
     assert places.held["b"].slot == 1
 
 
-@pytest.mark.parametrize(("total", "count", "lags"), [(300, 300, (32, 64)), (300, 70, (32, 64)), (40, 40, (10, 100))])
-def test_what_tokens_receive_in_a_band_is_what_they_receive(total, count, lags):
-    generator = torch.Generator().manual_seed(0)
-    query, keys = torch.randn(4, total, 8, generator=generator), torch.randn(2, total, 8, generator=generator)
+def test_what_a_chunk_pays_is_what_its_queries_pay():
+    """`received_near` of queries behind others that are not there, as chunks of prompts use it."""
+    generator, lags = torch.Generator().manual_seed(0), (32, 64)
+    query, keys = torch.randn(4, 300, 8, generator=generator), torch.randn(2, 300, 8, generator=generator)
     scores = torch.einsum("jtd,jsd->jts", query, keys.repeat_interleave(2, 0)) * 0.3
-    scores = scores.masked_fill(torch.ones(total, total).triu(1).bool(), -torch.inf)
-    wanted = received_by_head(query[None], keys[None], 0.3, lags)[0]
-    if count < total:
-        lag = torch.arange(total)[:, None] - torch.arange(total)
-        watched = (lag >= lags[0]) & (lag <= lags[1]) & (torch.arange(total)[:, None] >= total - count)
-        wanted = (scores.softmax(-1) * watched).square().unflatten(0, (2, 2)).sum((1, 2))
-    normaliser = scores.logsumexp(-1)[:, total - count :]
-    found = received_in_band(query[:, total - count :], keys, 0.3, lags, normaliser)
-    torch.testing.assert_close(found, wanted)
+    scores = scores.masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+    lag = torch.arange(300)[:, None] - torch.arange(300)
+    watched = (lag >= lags[0]) & (lag <= lags[1]) & (torch.arange(300)[:, None] >= 230)
+    wanted = (scores.softmax(-1) * watched).square().unflatten(0, (2, 2)).sum((1, 2))
+    sums = scores.logsumexp(-1)
+    sums[:, :230], query[:, :230] = torch.inf, 0.0
+    torch.testing.assert_close(received_near(query[None], keys[None], sums[None], 0.3, lags)[0], wanted)

@@ -6,6 +6,7 @@ elsewhere torch does, as in the fused cache.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aatc_cli.core.received import received_by_head, received_in_band
+from aatc_cli.core.attend import attention_with_sums
+from aatc_cli.core.received import received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
@@ -34,10 +36,12 @@ def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor],
     queries = query.transpose(0, 1)[None]
     if store.tokens:
         return store.attend(queries, view, (keys, values))[0].transpose(0, 1)
-    store.received.prompt(received_by_head(queries, keys, view.scaling, store.layer.rule.lags(store.window.recent)))
-    out = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, scale=view.scaling, enable_gqa=True
-    )
+    out, sums = attention_with_sums(queries, keys, values, view.scaling) or (None, None)
+    store.watch(queries, keys, replace(view, sums=sums))
+    if out is None:
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=view.scaling, enable_gqa=True
+        )
     return out[0].transpose(0, 1)
 
 
@@ -86,13 +90,15 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
     )
     # packed tokens receive nothing any more, and of sinks nobody asks
     start = min(store.window.sinks + store.packed, store.tokens)
-    rows = (query.transpose(0, 1), keys[start:].transpose(0, 1))
-    lags = store.layer.rule.lags(store.window.recent)
-    found = received_in_band(*rows, view.scaling, lags, normaliser.float())[None]
+    before = store.tokens - start
+    queries = torch.nn.functional.pad(query.transpose(0, 1)[None], (0, 0, before, 0))
+    sums = torch.nn.functional.pad(normaliser.float()[None], (before, 0), value=torch.inf)
+    near, view = keys[start:].transpose(0, 1)[None], replace(view, sums=sums)
     if store.tokens:
-        store.received.paid(store.packed, found, store.tokens - start)
+        lags = store.layer.rule.lags(store.window.recent)
+        store.received.paid(store.packed, received_near(queries, near, sums, view.scaling, lags), before)
     else:
-        store.received.prompt(found)
+        store.watch(queries, near, view)
     return out  # type: ignore[no-any-return]
 
 
