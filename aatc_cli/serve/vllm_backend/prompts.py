@@ -30,7 +30,7 @@ def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor],
 
     query [n, Hq, D] and fresh keys and values [n, H, D] are rotated. The store is told what its tokens receive.
     """
-    if flash_attention(query) is not None and store.layer.dropped is None:
+    if _flashes(store, query):
         return _by_flash(store, query, fresh, view)
     keys, values = (rows.transpose(0, 1)[None] for rows in fresh)
     queries = query.transpose(0, 1)[None]
@@ -47,9 +47,13 @@ def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor],
 
 def pieces(store: TileStore, query: Tensor) -> int:
     """How many of the next tokens `attend_prompt` should be given at once."""
-    if not store.tokens or (flash_attention(query) is not None and store.layer.dropped is None):
-        return int(query.shape[0])
-    return _AT_ONCE if query.is_cuda else int(query.shape[0])
+    whole = not store.tokens or not query.is_cuda or _flashes(store, query)
+    return int(query.shape[0]) if whole else _AT_ONCE
+
+
+def _flashes(store: TileStore, query: Tensor) -> bool:
+    """Whether FlashAttention is there; it cannot hide packed tokens of which a head keeps nothing."""
+    return flash_attention(query) is not None and (store.layer.dropped is None or not store.tokens)
 
 
 def flash_attention(query: Tensor) -> Any:
