@@ -12,7 +12,6 @@ from aatc_cli.cli.known import list_known
 from aatc_cli.cli.making import MadeCommand
 from aatc_cli.cli.pick import pick
 from aatc_cli.cli.report import report
-from aatc_cli.cli.serve import serve
 from aatc_cli.cli.study import study, study_parameters
 from aatc_cli.cli.whiten import whiten, whiten_parameters
 
@@ -30,7 +29,6 @@ app.add_typer(tasks, name="eval")
 app.command()(report)
 app.command()(pick)
 app.command()(export)
-app.command()(serve)
 add_stored(app)
 app.command(name="list")(list_known)
 app.command()(doctor)

@@ -265,7 +265,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
     from aatc_cli.evals.bench.tile_plan import synthetic_codecs, synthetic_tiles
     from aatc_cli.models.adapter import geometry_of
     from aatc_cli.models.loading import empty_model, find_model, load_config
-    from aatc_cli.serve.vllm_backend import served, start
+    from aatc_cli.serve.vllm_backend import plans, served, start
     from aatc_cli.serve.vllm_backend.engine import TileEngine
 
     def opened(config, device):
@@ -275,7 +275,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
         one = synthetic_codecs(geometry, bits, torch.device("cpu"))
         window = Window(sinks=4, recent=128, flush=64)
         none = [{"k": None, "v": None}] * geometry.layers
-        prepared = start.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
+        prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
         return start.engine_for(prepared, config, device)
 
     def recognise(self, request, held, cached):

@@ -24,7 +24,8 @@ from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.opening import biases_of
 from aatc_cli.runtime.tiles.form import tiles_spec
 from aatc_cli.serve.vllm_backend.places import Places
-from aatc_cli.serve.vllm_backend.start import Prepared, engine_for
+from aatc_cli.serve.vllm_backend.plans import Prepared
+from aatc_cli.serve.vllm_backend.start import engine_for
 
 TILE, BLOCKS, LIMIT = 64, 40, 512
 WINDOW = Window(sinks=4, recent=128, flush=64)

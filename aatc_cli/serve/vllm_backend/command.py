@@ -18,7 +18,8 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.limits import context_limit
 from aatc_cli.models.loading import ModelSource, find_model
 from aatc_cli.serve.opening import require_version
-from aatc_cli.serve.vllm_backend.start import VERSIONS, prepare_plan, static_of
+from aatc_cli.serve.vllm_backend.plans import prepare_plan, static_of
+from aatc_cli.serve.vllm_backend.start import VERSIONS
 
 # the model runner whose batch the backend reads
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
