@@ -74,8 +74,8 @@ def _flash_attention() -> Any:
 def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], view: LayerView) -> Tensor:
     keys, values = fresh
     if store.tokens:
-        before = _before(store, view, keys.dtype)
-        keys, values = (torch.cat(pair) for pair in zip(before, fresh, strict=True))
+        earlier = _before(store, view, keys.dtype)
+        keys, values = (torch.cat(pair) for pair in zip(earlier, fresh, strict=True))
     count, total = query.shape[0], keys.shape[0]
     lengths = [torch.tensor([0, n], dtype=torch.int32, device=query.device) for n in (count, total)]
     utils: Any = import_module("vllm.v1.attention.backends.fa_utils")

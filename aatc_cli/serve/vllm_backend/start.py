@@ -32,7 +32,7 @@ def settings_of(additional: Any) -> Mapping[str, Any]:
     unknown = set(found) - {"plan", "prefixes"}
     if unknown:
         raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", "give plan, prefixes")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def plan_path(additional: Any) -> str:
@@ -74,9 +74,9 @@ def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEng
         prepared = replace(prepared, window=prepared.window.model_copy(update={"sinks": TILE}))
     model, slots = config.model_config, config.scheduler_config.max_num_seqs
     form = static_of(prepared, model.dtype, device)
-    site = attention_sites(prepared.model)[0]
+    module: Any = attention_sites(prepared.model)[0].module
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
-    return TileEngine(form, turning, float(site.module.scaling), slots, bool(shared))
+    return TileEngine(form, turning, float(module.scaling), slots, bool(shared))
 
 
 def open_engine(config: Any, device: torch.device) -> TileEngine:

@@ -68,8 +68,8 @@ def _with_states(original: Any) -> Any:
         served = known(self.vllm_config)
         if served is not None:
             served.runner = self
-            gone = (list(ids or ()) for ids in (scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids))
-            served.engine.forget(*gone, list(scheduler_output.num_scheduled_tokens))
+            finished, preempted = scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()
+            served.engine.forget([*finished], [*preempted], [*scheduler_output.num_scheduled_tokens])
         return original(self, scheduler_output)
 
     setattr(_update_states, _MARK, True)
