@@ -43,6 +43,7 @@ class StudyCell(Settings):
     task: str
     text: str | None = None
     length: int | None = Field(None, description="tokens per window")
+    prompt: int | None = Field(None, description="tokens of a window that are a prompt, where there is one")
     context: int | None = Field(None, description="tokens of prompt and answer (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of the benchmark that were asked")
     file: str | None = Field(
@@ -56,14 +57,16 @@ class StudyCell(Settings):
     left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
 
     @property
-    def place(self) -> tuple[str, str, str | None, int | None, int | None]:
+    def place(self) -> tuple[str, str, str | None, int | None, int | None, int | None]:
         """What the cell is of; a study has one cell in each place."""
-        return self.row, self.task, self.text, self.length, self.context
+        return self.row, self.task, self.text, self.length, self.prompt, self.context
 
     @property
     def column(self) -> str:
-        """The cell's task in words: ``kl wiki.txt 2048``, ``ruler 4096``, ``gsm8k``."""
-        return " ".join(str(part) for part in (self.task, self.text, self.length, self.context) if part is not None)
+        """The cell's task in words: ``kl wiki.txt 2048``, ``kl a.txt 2048 behind 1792``, ``ruler 4096``, ``gsm8k``."""
+        behind = None if self.prompt is None else f"behind {self.prompt}"
+        parts = (self.task, self.text, self.length, behind, self.context)
+        return " ".join(str(part) for part in parts if part is not None)
 
 
 class StudyResult(Settings):

@@ -78,7 +78,13 @@ GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
     "budgets": (("recipe", RecipeOption, None), ("budget", BudgetOption, None)),
     "cache": (("cache", CacheOption, "auto"),),
     "batch": (
-        ("batch", Annotated[int, typer.Option("--batch", min=1, help="Prompts at once; changes no result.")], 1),
+        (
+            "batch",
+            Annotated[
+                int, typer.Option("--batch", min=1, help="Prompts or windows at once; changes nothing but rounding.")
+            ],
+            1,
+        ),
     ),
     "device": (("device", DeviceOption, "cpu"), ("dtype", DtypeOption, "auto")),
     "device-map": (("device_map", DeviceMapOption, "none"),),

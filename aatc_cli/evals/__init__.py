@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 # groups of options that tasks share (`cli/options.py`)
-_TEXT = ("model", "plans", "device", "device-map", "dry-run")
+_TEXT = ("model", "plans", "device", "device-map", "dry-run", "batch")
 _RECALL = ("model", "plans", "device", "device-map")
 _CACHE = ("model", "plans", "device", "cache")
 _ANSWERS = (*_CACHE, "batch")

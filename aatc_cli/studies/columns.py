@@ -15,6 +15,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.evals import find_task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import ModelSource
 from aatc_cli.stages.eval import evaluate
 from aatc_cli.studies.definition import StudyChoices, StudyTask
@@ -35,6 +36,11 @@ class Column:
     stage: Stage
     together: int | None
 
+    def asks(self, recipe: Recipe) -> bool:
+        """Whether a recipe is asked: one whose press acts when a prompt ends is not where there is no prompt."""
+        press = recipe.choices.press
+        return self.cell.length is None or self.cell.prompt is not None or press.nothing or press.acts != "prompt"
+
 
 def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[Column]:
     """The columns of one task of a study: a text, a context or a whole benchmark each."""
@@ -50,8 +56,10 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
     if task.task in ("kl", "perplexity"):
         length = choices.length or task.length
         for text in texts:
-            cell = StudyCell(row="", task=task.task, text=parse_source(text).name, length=length)
-            yield Column(cell, stage(text=(text,), length=length, limit=limit, first=task.first), _TOGETHER)
+            name = parse_source(text).name
+            cell = StudyCell(row="", task=task.task, text=name, length=length, prompt=task.prompt or None)
+            asked = {"text": (text,), "length": length, "limit": limit, "first": task.first, "prompt": task.prompt}
+            yield Column(cell, stage(**asked), _TOGETHER)
     elif task.task == "ruler":
         for context in choices.context or task.contexts:
             asked = {**answers, "context": (context,), "seed": task.seed, "data": _data(task, choices)}

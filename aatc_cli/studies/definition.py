@@ -18,6 +18,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _READ_BY = {
     "length": ("kl", "perplexity"),
     "first": ("kl", "perplexity"),
+    "prompt": ("kl", "perplexity"),
     "texts": ("kl", "perplexity", "ruler"),
     "contexts": ("ruler",),
     "seed": ("ruler",),
@@ -62,6 +63,7 @@ class StudyTask(Settings):
     texts: tuple[str, ...] = Field((), strict=False, description="held-out texts; those of --text unless given")
     length: int = Field(2048, ge=2, description="tokens per window (kl, perplexity)")
     first: int | None = Field(None, ge=0, description="first scored position (kl, perplexity); the task's own if none")
+    prompt: int = Field(0, ge=0, description="tokens of a window that are a prompt (kl, perplexity)")
     contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")
     limit: int = Field(4, ge=0, description="windows per text or samples per subtask; 0 is all")

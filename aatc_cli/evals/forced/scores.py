@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.evals.forced.chunked import chunked_logits
 from aatc_cli.evals.forced.passes import attention_of, forced_logits
@@ -31,7 +32,7 @@ class Scores:
     """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
 
     bits: that a packed number of a window took, of codes without a fixed size. kept: of methods with a press, the share
-    of the packed tokens that is left, by layer and kv head [L, H].
+    of the packed tokens that is left, by layer and kv head [L, H], or class by class of every head [L, H n].
     """
 
     kl: list[Tensor] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Scores:
         }
 
     def kept_shares(self) -> list[list[float]] | None:
-        """Shares of the packed tokens that a press left, by layer and kv head; None without one."""
+        """Shares of the packed tokens that a press left, by layer and kv head (and class); None without one."""
         if not self.kept:
             return None
         shares: list[list[float]] = torch.stack(self.kept).to(torch.float64).mean(0).tolist()
@@ -90,16 +91,18 @@ def score_windows(
     first: int,
     after: Callable[[str], None],
     prompt: int = 0,
+    batch: int = 1,
 ) -> list[Scores]:
     """Score every method on every window [n, T] from position ``first`` on; ``after`` is told of each pass done.
 
-    prompt: leading tokens of a window that enter the caches in one prefill, as `passes.forced_logits` has it.
+    prompt: leading tokens of a window that enter the caches in one prefill, as `passes.forced_logits` has it. batch:
+    windows in one pass.
     """
     results = [Scores() for _ in methods]
     device = input_device(model)
-    for index, window in enumerate(windows):
-        tokens = window[None].to(device)
-        reference = scored_logits(model, tokens, first)
+    for index, part in zip(range(0, len(windows), batch), torch.split(windows, batch), strict=True):
+        tokens = part.to(device)
+        reference = _reference(model, tokens, first)
         if not bool(torch.isfinite(reference).all()):
             # where it began says more than where it ended; that takes one more pass, and only now
             check_model_rows(model, sites, tokens)
@@ -109,10 +112,18 @@ def score_windows(
             began = time.perf_counter()
             logits = _logits(model, sites, method, tokens, range(first, tokens.shape[1] - 1), prompt, scores)
             check_finite(logits, method.name, index)
-            _compare(scores, reference, logits, tokens[0, first + 1 :].to(logits.device))
+            for own, exact, window in zip(logits, reference, tokens, strict=True):
+                _compare(scores, exact, own, window[first + 1 :].to(logits.device))
             scores.seconds += time.perf_counter() - began
             after(method.name)
     return results
+
+
+def _reference(model: nn.Module, tokens: Tensor, first: int) -> Tensor:
+    """The model's own logits [B, P, V] at the scored positions."""
+    if tokens.shape[0] == 1:
+        return scored_logits(model, tokens, first)[None]
+    return logits_at(model, tokens, torch.arange(first, tokens.shape[1] - 1, device=tokens.device))
 
 
 def _logits(
@@ -124,26 +135,37 @@ def _logits(
     prompt: int,
     scores: Scores,
 ) -> Tensor:
+    """Logits [B, P, V] of windows [B, T]; what codes or presses found of each window goes to ``scores``."""
     if isinstance(method.codecs[0]["k"], StoredLayer):
-        return _stored(model, sites, method, tokens, positions, prompt, scores)
-    left: dict[int, Tensor] = {}
-    if not prompt and method.press is None:
+        rows = [_stored(model, sites, method, window[None], positions, prompt, scores) for window in tokens]
+        return torch.stack(rows)
+    if not prompt and method.press is None and tokens.shape[0] == 1:
         if isinstance(method.codecs[0]["k"], LayersCodec):
-            return chunked_logits(model, sites, method, tokens, positions.start)
+            return chunked_logits(model, sites, method, tokens, positions.start)[None]
         with attention_override(model, sites, attention_of(method)):
-            return scored_logits(model, tokens, positions.start)
+            return scored_logits(model, tokens, positions.start)[None]
+    left, classes = dict[int, Tensor](), dict[int, Tensor]()
 
     def keep(layer: int, kept: Tensor, packed: int) -> None:
-        if method.press is not None and method.press.acts == "prompt":
-            # what came later was not chosen from
-            packed = packed_tokens(prompt, method.window)
-        span = kept[..., method.window.sinks : method.window.sinks + packed]
-        left[layer] = span.double().mean((0, 2)).cpu()
+        # of a prompt what came later was not chosen from
+        at_end = method.press is not None and method.press.acts == "prompt"
+        packed = packed_tokens(prompt, method.window) if at_end else packed
+        left[layer] = kept[..., method.window.sinks : method.window.sinks + packed]
 
-    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep)[0]
-    if left:
-        scores.kept.append(torch.stack([left[layer] for layer in sorted(left)]))
+    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep, classes.__setitem__)
+    if method.press is not None:
+        shares = [_shares(left[layer], classes.get(layer), method.press) for layer in sorted(left)]
+        scores.kept += list(torch.stack(shares, 1).cpu())
     return logits
+
+
+def _shares(kept: Tensor, classes: Tensor | None, press: Pressed) -> Tensor:
+    """Shares of the packed tokens that are left: ``kept`` [B, H, P] -> [B, H], or [B, H n] of a press with classes."""
+    each = kept[..., None]
+    if press.levels is not None and classes is not None:
+        names = torch.arange(press.classes, device=kept.device)
+        each = each & (classes[..., : kept.shape[2], None] == names)
+    return each.double().mean(2).flatten(1)
 
 
 def _stored(

@@ -70,7 +70,8 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
     reader = Reader(opened.tokenizer.encode)
     methods = [method_of(subject, sites, opened.options, reader) for subject in subjects]
     what = f"eval {opened.task}"
-    with progress(what, frame.windows.tokens.shape[0] * (1 + len(methods))) as ticker:
+    batch = opened.options.batch
+    with progress(what, -(-frame.windows.tokens.shape[0] // batch) * (1 + len(methods))) as ticker:
         return score_windows(
             model,
             sites,
@@ -79,4 +80,5 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
             frame.settings.first_position,
             lambda name: ticker.advance(text=f"{what}: {name}"),
             frame.settings.prompt_tokens,
+            batch,
         )

@@ -26,10 +26,10 @@ SIMULATED_NOTE = "simulated: codes are decoded at once into an ordinary cache; b
 
 def window_tables(view: StudyView) -> list[Table]:
     """One table per task, text and windows; the lowest KL (or perplexity) of every half bit is in bold."""
-    found: dict[tuple[str, str | None, int | None], list[StudyCell]] = {}
+    found: dict[tuple[str, str | None, int | None, int | None], list[StudyCell]] = {}
     for task in ("kl", "perplexity"):
         for cell in view.cells(task):
-            found.setdefault((task, cell.text, cell.length), []).append(cell)
+            found.setdefault((task, cell.text, cell.length, cell.prompt), []).append(cell)
     tables: list[Table] = []
     for cells in found.values():
         protocols = sorted({Protocol.of(e) for cell in cells if (e := view.window(cell)) is not None})
