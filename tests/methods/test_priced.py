@@ -165,7 +165,10 @@ def test_losses_of_a_plan_are_its_energies_at_its_widths(run_of_tiles):
         dim, left = plan.geometry.head_dim, 0.0
         for side in SIDES:
             widths = plan.class_bits(k)[layer][side][head * dim : (head + 1) * dim]
-            left += sum(float(e) * float(choices.filling.curve[w]) for e, w in zip(energies[side][layer][head], widths))
+            left += sum(
+                float(e) * float(choices.filling.curve[w])
+                for e, w in zip(energies[side][layer][head], widths, strict=True)
+            )
         assert losses[layer, head, k] == pytest.approx(left)
         assert losses[layer, head, 3] == pytest.approx(float(energies["v"][layer][head].sum()))
 
