@@ -26,7 +26,7 @@ def widths_section(data: ReportData) -> Section:
     title = "Where the bits go"
     if not data.plans:
         return Section("widths", title, (NO_PLANS,))
-    shown = _shown(data.plans)
+    shown = shown_of(data.plans)
     # where there is a choice, plans of one width have nothing to show
     shown = [plan for plan in shown if len(shown) == len(data.plans) or _many_widths(plan)] or shown
     found = widths_series(shown)
@@ -49,7 +49,7 @@ def widths_section(data: ReportData) -> Section:
     return Section("widths", title, figures=blocks, tables=(plan_table(data.plans),))
 
 
-def _shown(plans: Sequence[PlanView]) -> Sequence[PlanView]:
+def shown_of(plans: Sequence[PlanView]) -> Sequence[PlanView]:
     """All plans, or where they are many one of each recipe, that nearest to two packed bits."""
     if len(plans) <= _MANY:
         return plans
@@ -82,7 +82,7 @@ def bytes_section(data: ReportData) -> Section:
     title = "Bytes by cause"
     if not data.plans:
         return Section("bytes", title, (NO_PLANS,))
-    shown = _shown(data.plans)
+    shown = shown_of(data.plans)
     bars = [(context, bytes_series(shown, context)) for context in data.contexts]
     few = "" if len(shown) == len(data.plans) else " Of each recipe the plan nearest to 2 bits; all are in the tables."
     caption = f"Live cache of one sequence in percent of its float16 cache, with its size and compression ratio.{few}"
