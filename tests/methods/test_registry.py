@@ -74,7 +74,7 @@ def test_everything_has_every_published_method() -> None:
         for name, recipe in recipes.items()
         if not recipe.packed and name not in {"quanto", "hqq", "stored"}
     }
-    ours |= {"loss-aware+h2o-0.5", "loss-aware-tiles+kvzip-0.5", "loss-aware-tiles+priced-0.4"}
+    ours |= {"loss-aware+h2o-0.5", "loss-aware-tiles+kvzip-0.5"}
     assert named == ours | others | {"qaq", "aqua-kv"}
     assert for_prompts <= named
     assert {bool(task.prompt) for task in study.tasks} == {False, True}
