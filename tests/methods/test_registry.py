@@ -69,11 +69,7 @@ def test_everything_has_every_published_method() -> None:
     recipes = {name: load_recipe(name) for name in available("recipes")}
     for_prompts = {name for name, recipe in recipes.items() if recipe.pressed and recipe.choices.press.acts == "prompt"}
     ours = {"paper", "loss-aware", "loss-aware-tiles"}
-    others = {
-        name
-        for name, recipe in recipes.items()
-        if not recipe.packed and name not in {"quanto", "hqq", "stored"}
-    }
+    others = {name for name, recipe in recipes.items() if not recipe.packed and name not in {"quanto", "hqq", "stored"}}
     ours |= {"loss-aware+h2o-0.5", "loss-aware-tiles+kvzip-0.5"}
     assert named == ours | others | {"qaq", "aqua-kv"}
     assert for_prompts <= named
