@@ -69,8 +69,7 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
     sites = attention_sites(model)
     reader = Reader(opened.tokenizer.encode)
     methods = [method_of(subject, sites, opened.options, reader) for subject in subjects]
-    what = f"eval {opened.task}"
-    batch = opened.options.batch
+    what, batch = f"eval {opened.task}", opened.options.batch
     with progress(what, -(-frame.windows.tokens.shape[0] // batch) * (1 + len(methods))) as ticker:
         return score_windows(
             model,
