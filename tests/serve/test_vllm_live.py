@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,22 +52,35 @@ def served(request, tmp_path_factory, new_model):
     return model, run / "plans" / "loss-aware-tiles-2"
 
 
-@pytest.mark.parametrize("options", [[], ["--graphs", "--room", "0.8"]], ids=["eager", "graphs-preempted"])
-def test_vllm_generates_what_the_fused_cache_does(served, options):
-    model, plan = served
-    script = [sys.executable, str(ROOT / "tests" / "serve" / "live_vllm.py"), "correct"]
+def run(*arguments: str) -> dict[str, Any]:
+    """What a run of vLLM in a process of its own says."""
     done = subprocess.run(
-        [*script, "--model", str(model), "--plan", str(plan), *options],
+        [sys.executable, str(ROOT / "tests" / "serve" / "live_vllm.py"), *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    found = {}
+    found: dict[str, Any] = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             found |= json.loads(line)
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["--graphs", "--room", "0.8"]], ids=["eager", "graphs-preempted"])
+def test_vllm_generates_what_the_fused_cache_does(served, options):
+    model, plan = served
+    found = run("correct", "--model", str(model), "--plan", str(plan), *options)
     for name in ("alone_against_batched", "batched_against_fused", "alone_against_fused"):
         assert found[name]["equal"] == found[name]["of"], found[name]
     assert bool(found["preempted"]) == bool(options)
+
+
+def test_requests_that_share_prefixes_are_answered_alike_again(served):
+    model, plan = served
+    found = run("shared", "--model", str(model), "--plan", str(plan), "--graphs")
+    assert found["hits"] > 0
+    for name in ("again_against_first", "together_against_again"):
+        assert found[name]["equal"] == found[name]["of"], found[name]
