@@ -30,21 +30,9 @@ def served(request, tmp_path_factory, new_model):
     else:
         model = request.getfixturevalue("real_model_path")
     run = folder / "run"
-    collect = [
-        "collect",
-        "--samples",
-        "8",
-        "--fisher",
-        "8",
-        "--length",
-        "512",
-        "--device",
-        "cuda",
-        "--dtype",
-        "float32",
-    ]
+    options = ("--samples", "8", "--fisher", "8", "--length", "512", "--device", "cuda", "--dtype", "float32")
     for command in (
-        (*collect, "--dtype", "float32", "--model", str(model)),
+        ("collect", *options, "--model", str(model)),
         ("whiten", "--recipe", "loss-aware-tiles"),
         ("allocate", "--recipe", "loss-aware-tiles", "--budget", "2"),
     ):
