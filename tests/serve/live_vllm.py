@@ -65,6 +65,7 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
         "disable_log_stats": True,
         "enable_prefix_caching": False,
         "async_scheduling": False,
+        "gpu_memory_utilization": given.memory,
     } | changes
     if given.graphs:
         settings["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} | (
@@ -319,7 +320,6 @@ def bench(given: argparse.Namespace) -> None:
         "max_model_len": given.context + given.steps + 64,
         "max_num_seqs": given.slots,
         "max_num_batched_tokens": given.context + given.steps + 64,
-        "gpu_memory_utilization": given.memory,
         "kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
     }
     if not ours:
@@ -400,7 +400,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--slots", type=int, default=128)
-    parser.add_argument("--memory", type=float, default=0.9)
+    parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
     {"correct": correct, "shared": shared, "bench": bench}[given.what](given)
