@@ -10,10 +10,13 @@ that a checksum does not cover.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +25,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES, Side
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.runtime.stored.code import Biases, ChunkCode, TileCode
+from aatc_cli.runtime.stored.code import Biases, ChunkCode, Rows, TileCode
 from aatc_cli.runtime.stored.header import (
     NO_NAME,
     VERSION,
@@ -42,6 +45,10 @@ CHUNK = 256
 # of a chunk: whole tiles, at least one and at most four
 CHUNKS = (64, 128, 192, 256)
 Decode = Callable[[list[Tensor], Tensor, torch.dtype, Scales | None], Pages]
+DecodeRun = Callable[[Tensor, Tensor, Tensor, torch.dtype, Scales | None], Pages]
+Encode = Callable[[Rows, Tensor, int], list[Tensor]]
+# threads that look after checksums of many chunks
+_CHECKERS = 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class StoredCodec:
 
     plan, model: 32 bytes that name them in every chunk. sinks: first tokens of a text that are kept exact. stand_in
     ranks the tokens of a tile where the caller has not seen what attention they received (`order`). scales: what
-    numbers of 8-bit pages are worth. fast: another way to the same pages, where there is one.
+    numbers of 8-bit pages are worth. fast, run, coder: other ways to the pages of a chunk, to those of many, and to the bytes,
+    the same but for rounding, where there are any.
     """
 
     geometry: Geometry
@@ -64,6 +72,8 @@ class StoredCodec:
     scales: Scales | None = None
     device: str = "cpu"
     fast: Decode | None = None
+    run: DecodeRun | None = None
+    coder: Encode | None = None
 
     @classmethod
     def of(cls, plan: Plan, rotation: Rotation, biases: Biases, *, tokens: int = CHUNK, device: str = "cpu") -> Self:
@@ -157,7 +167,8 @@ class StoredCodec:
     def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[Tensor]:
         """Bytes of every chunk and layer, chunk by chunk; tiles are coded together and cut."""
         if self.code.by_tile:
-            parts = [torch.chunk(part, count) for part in self.code.encode(rows, ranked, first)]
+            coder = self.code.encode if self.coder is None else self.coder
+            parts = [torch.chunk(part.cpu(), count) for part in coder(rows, ranked, first)]
             return [part[index] for index in range(count) for part in parts]
         found: list[Tensor] = []
         for index in range(count):
@@ -192,6 +203,43 @@ class StoredCodec:
         if header.sinks:
             pages.put_exact(view[starts[0] : starts[0] + header.parts[0][0]], TYPES[header.dtype], self.scales)
         return pages
+
+    @torch.no_grad()
+    def decode_run(
+        self,
+        chunks: Sequence[bytes | memoryview],
+        first: int,
+        dtype: torch.dtype = torch.float16,
+        names: Sequence[bytes] | None = None,
+    ) -> Pages:
+        """The pages of neighbouring chunks from position ``first`` on, together; otherwise as `decode`."""
+        views = [memoryview(data).cast("B") for data in chunks]
+        firsts = [first + index * self.tokens for index in range(len(views))]
+        asked = [None] * len(views) if names is None else list(names)
+        if self.run is None or not views:
+            pages = [self.decode(*each) for each in zip(views, firsts, [dtype] * len(views), asked, strict=True)]
+            return Pages(torch.cat([one.keys for one in pages], 1), torch.cat([one.values for one in pages], 1))
+        starts = torch.tensor([0, *map(len, views)]).cumsum(0)
+        whole = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=self.device.startswith("cuda"))
+        flat = whole.numpy()
+
+        def taken(view: memoryview, place: int, name: bytes | None, start: int) -> ChunkHeader:
+            header = self.checked(view, place, name)
+            flat[start : start + len(view)] = np.frombuffer(view, dtype=np.uint8)
+            return header
+
+        with ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as pool:
+            headers = list(pool.map(taken, views, firsts, asked, starts[:-1].tolist()))
+        begins = starts[:-1] + torch.tensor([header.starts[1] for header in headers])
+        places = torch.arange(first, first + len(views) * self.tokens, device=self.device)
+        found = self.run(whole.to(self.device, non_blocking=True), begins, places, dtype, self.scales)
+        for view, header, index in zip(views, headers, range(0, len(views) * self.tokens, self.tokens), strict=True):
+            if header.sinks:
+                span = slice(index, index + self.tokens)
+                mine = Pages(found.keys[:, span], found.values[:, span])
+                start = header.starts[0]
+                mine.put_exact(view[start : start + header.parts[0][0]], TYPES[header.dtype], self.scales)
+        return found
 
     def checked(self, view: memoryview, first: int, name: bytes | None = None) -> ChunkHeader:
         """The head of a chunk that this codec can decode at position ``first``; raises `ChunkError`."""

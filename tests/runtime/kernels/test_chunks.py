@@ -24,7 +24,7 @@ for style, scale_bits, rule, groups in CASES:
     codec = codec_of(rotation=rotation, scale_bits=scale_bits, rule=rule, groups=groups, bias=groups == 2)
     chunks = [codec.encode(pages_of(seed=seed), 256 + 128 * seed) for seed in (0, 1)]
     expected = [codec.decode(data, 256 + 128 * seed, torch.float32) for seed, data in enumerate(chunks)]
-    decoder = DeviceDecoder(codec.code, codec.rotation, 2, 128, "cpu")
+    decoder = DeviceDecoder(codec.code, codec.rotation, 128, "cpu")
     first = ChunkHeader.read(memoryview(chunks[0])).starts[1]
     starts = torch.tensor([first, len(chunks[0]) + first])
     data = torch.frombuffer(bytearray(b"".join(chunks)), dtype=torch.uint8)
