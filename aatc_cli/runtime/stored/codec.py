@@ -57,8 +57,8 @@ class StoredCodec:
 
     plan, model: 32 bytes that name them in every chunk. sinks: first tokens of a text that are kept exact. stand_in
     ranks the tokens of a tile where the caller has not seen what attention they received (`order`). scales: what
-    numbers of 8-bit pages are worth. fast, run, coder: other ways to the pages of a chunk, to those of many, and to the bytes,
-    the same but for rounding, where there are any.
+    numbers of 8-bit pages are worth. fast, run, coder: other ways to the pages of a chunk, to those of many, and to
+    the bytes, the same but for rounding, where there are any.
     """
 
     geometry: Geometry

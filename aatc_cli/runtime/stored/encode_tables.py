@@ -129,7 +129,7 @@ def _class(layers: Sequence[TileLayer], side: Side, k: int) -> ClassCodes:
     most = max((sum(d.planes for d in part.digits) for parts in found for part in parts.values()), default=0) or 1
     channel, shift = np.full((*shape, most, DIGITS), -1, np.int32), np.zeros((*shape, most, DIGITS), np.int32)
     at, planes, scale_at = np.zeros((*shape, most), np.int32), np.zeros((*shape, 2), np.int32), np.full(shape, -1)
-    for layer, (packing, parts) in enumerate(zip(packings, found, strict=True)):
+    for layer, parts in enumerate(found):
         begin = _start(layers[layer], side)
         for group, part in parts.items():
             place, plane = begin + part.start, 0
