@@ -166,8 +166,8 @@ def decode_kernel(
     data uint8; chunk [m], layer [L]: where the layers of a chunk of ``tiles`` tiles begin, and a layer behind that;
     nbytes [L] of a tile. Tables of the class, E channels padded: slot_at, slot_how [L, groups, 4, E], level_at
     [L, groups, E], slots [L, groups, E / 32 + 1] (the last: blocks of 32 that have any), scale_at [L, groups]. matrix
-    [L, groups, E, HEADS, 2, H], unit [L, groups]: what one of its products is worth; bias [L, groups, HEADS, 2, H]; column [2 H] of a head; cos, sin
-    [tokens, 2 H]; out [L, tokens, channels].
+    [L, groups, E, HEADS, 2, H], unit [L, groups]: what one of its products is worth; bias
+    [L, groups, HEADS, 2, H]; column [2 H] of a head; cos, sin [tokens, 2 H]; out [L, tokens, channels].
     """
     i_rows, i_head, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_group = i_head // HEADS

@@ -24,4 +24,4 @@ def on_device(codec: StoredCodec) -> StoredCodec:
         coder = DeviceEncoder(code, codec.device)
     except AatcError:
         coder = None
-    return replace(codec, fast=decoder, run=decoder.decode, coder=coder)
+    return replace(codec, fast=decoder, coder=coder)

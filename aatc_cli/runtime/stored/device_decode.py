@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +24,8 @@ from aatc_cli.runtime.stored.rotation import Rotation
 
 # numbers of a side that are between the kernels at once where head groups have several heads
 _AT_ONCE = 1 << 27
+# threads that put chunks into memory that a GPU reads
+_COPIERS = 16
 
 
 def device_available(device: str) -> bool:
@@ -48,10 +53,22 @@ class DeviceDecoder:
         self.split = self.sides["k"].heads > 1
         self.rows, self.block, self.warps = 64, 32, 4
 
-    def __call__(self, parts: Sequence[Tensor], places: Tensor, dtype: torch.dtype, scales: Scales | None) -> Pages:
-        """Pages of one chunk from the bytes of its layers."""
-        padded = [torch.nn.functional.pad(part, (0, aligned(part.numel()) - part.numel())) for part in parts]
-        return self.decode(torch.cat(padded), torch.zeros(1, dtype=torch.int64), places, dtype, scales)
+    def __call__(
+        self, chunks: Sequence[memoryview], starts: Sequence[Sequence[int]], places: Tensor, dtype: torch.dtype,
+        scales: Scales | None,
+    ) -> Pages:  # fmt: skip
+        """Pages of chunks that follow one another, whose layers begin at ``starts``, of tokens at ``places``."""
+        ends = torch.tensor([0, *map(len, chunks)]).cumsum(0)
+        whole = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=self.device.startswith("cuda"))
+        flat = whole.numpy()
+
+        def put(chunk: memoryview, start: int) -> None:
+            np.copyto(flat[start : start + len(chunk)], np.frombuffer(chunk, dtype=np.uint8))
+
+        with ThreadPoolExecutor(min(_COPIERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(put, chunks, ends[:-1].tolist()))
+        begins = ends[:-1] + torch.tensor([each[0] for each in starts])
+        return self.decode(whole.to(self.device, non_blocking=True), begins, places, dtype, scales)
 
     def decode(
         self, data: Tensor, starts: Tensor, places: Tensor, dtype: torch.dtype, scales: Scales | None = None
