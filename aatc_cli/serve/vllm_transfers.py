@@ -60,7 +60,8 @@ class ChunkTransfers:
         self.jobs: dict[int, Future[bool]] = {}
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="aatc-vllm")
         self.device = self.views[0].device
-        self.stream: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        cuda: Any = torch.cuda
+        self.stream = cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.moved = {"stored": 0, "loaded": 0}
 
     def store(self, job: int, block_ids: Blocks, held: Places) -> None:

@@ -228,7 +228,9 @@ class StoredCodec:
         if self.fast is not None:
             found = self.fast(views, [begins[1:-1] for begins in starts], places, dtype, self.scales)
         else:
-            parts = [self._read(*each, dtype) for each in zip(views, headers, places.split(self.tokens), strict=True)]
+            parts = [
+                self._read(*each, dtype) for each in zip(views, headers, torch.split(places, self.tokens), strict=True)
+            ]
             found = parts[0] if len(parts) == 1 else Pages.joined(parts)
         for index, (view, header) in enumerate(zip(views, headers, strict=True)):
             if header.sinks:

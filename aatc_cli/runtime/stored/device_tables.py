@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,10 +74,12 @@ class SideOnDevice:
         padded = -(-first.size // BLOCK) * BLOCK
         matrix, unit = _matrix(codecs, column, dim, padded)
         bias = _biases(tables, column, dim)
-        arrays = (first.scales, levels, matrix, unit, bias, column)
-        moved = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays]
-        moved[1], moved[2] = moved[1].to(torch.float16), moved[2].to(torch.float16)
         classes = [_dense(tables, starts, k, padded, device) for k in range(len(first.quotas))]
+
+        def moved(array: NDArray[Any]) -> Tensor:
+            found: Tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            return found
+
         return cls(
             first.groups,
             heads // first.groups,
@@ -89,7 +92,12 @@ class SideOnDevice:
             first.class_bits,
             first.class_stride,
             first.scale_bits,
-            *moved,
+            moved(first.scales),
+            moved(levels).to(torch.float16),
+            moved(matrix).to(torch.float16),
+            moved(unit),
+            moved(bias),
+            moved(column),
             classes,
         )
 

@@ -105,14 +105,18 @@ def _units(codec: TransformCodec, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _magnitudes(even: bool) -> tuple[Floats, Floats, Ints]:
     """Magnitudes of all widths one after another, the edge above each, and where those of a width begin."""
-    sizes, edges, starts = [np.zeros(1)], [np.full(1, np.inf)], [0]
+    sizes: list[NDArray[np.float64]] = [np.zeros(1)]
+    edges: list[NDArray[np.float64]] = [np.full(1, np.inf)]
+    starts = [0]
     for width in range(1, _WIDEST + 1):
         half = 1 << (width - 1)
-        upper = levels(width).numpy()[half:] if width <= LLOYD_BITS and not even else None
-        upper = (np.arange(half) + 0.5) * uniform_step(width) if upper is None else upper
+        upper = (np.arange(half) + 0.5) * uniform_step(width)
+        if width <= LLOYD_BITS and not even:
+            upper = levels(width).numpy()[half:].astype(np.float64)
         starts.append(sum(map(len, sizes)))
         sizes.append(upper)
-        edges.append(np.append((upper[1:] + upper[:-1]) / 2, np.inf))
+        middle: NDArray[np.float64] = (upper[1:] + upper[:-1]) / 2
+        edges.append(np.append(middle, np.inf).astype(np.float64))
     return (
         np.concatenate(sizes).astype(np.float32),
         np.concatenate(edges).astype(np.float32),

@@ -43,7 +43,7 @@ class HostEncoder:
         order = np.zeros((layers, 1, 0), dtype=np.int64) if classes is None else rows_of(classes).flatten(-2).numpy()
         parts = [torch.zeros(tokens // TILE * size, dtype=torch.uint8) for size in self.nbytes]
         tasks = [(side, layer) for layer in range(layers) for side in SIDES]
-        list(self.pool.map(lambda task: self._some(*task, rows, order, parts), tasks))
+        list(self.pool.map(lambda task: self._some(task[0], task[1], rows, order, parts), tasks))
         if classes is not None:
             masks = pack_classes(classes.transpose(1, 2), self.rule.classes)
             heads = torch.nn.functional.pad(masks, (0, -masks.shape[-1] % ALIGNMENT)).flatten(-2)
