@@ -110,13 +110,12 @@ def _magnitudes(even: bool) -> tuple[Floats, Floats, Ints]:
     starts = [0]
     for width in range(1, _WIDEST + 1):
         half = 1 << (width - 1)
-        upper = (np.arange(half) + 0.5) * uniform_step(width)
+        upper: NDArray[np.float64] = (np.arange(half) + 0.5) * uniform_step(width)
         if width <= LLOYD_BITS and not even:
             upper = levels(width).numpy()[half:].astype(np.float64)
         starts.append(sum(map(len, sizes)))
         sizes.append(upper)
-        middle: NDArray[np.float64] = (upper[1:] + upper[:-1]) / 2
-        edges.append(np.append(middle, np.inf).astype(np.float64))
+        edges.append(np.concatenate(((upper[1:] + upper[:-1]) / 2, np.full(1, np.inf))))
     return (
         np.concatenate(sizes).astype(np.float32),
         np.concatenate(edges).astype(np.float32),
