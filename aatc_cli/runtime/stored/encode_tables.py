@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,12 +106,12 @@ def _units(codec: TransformCodec, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _magnitudes(even: bool) -> tuple[Floats, Floats, Ints]:
     """Magnitudes of all widths one after another, the edge above each, and where those of a width begin."""
-    sizes: list[NDArray[np.float64]] = [np.zeros(1)]
-    edges: list[NDArray[np.float64]] = [np.full(1, np.inf)]
+    sizes: list[NDArray[Any]] = [np.zeros(1)]
+    edges: list[NDArray[Any]] = [np.full(1, np.inf)]
     starts = [0]
     for width in range(1, _WIDEST + 1):
         half = 1 << (width - 1)
-        upper: NDArray[np.float64] = (np.arange(half) + 0.5) * uniform_step(width)
+        upper: NDArray[Any] = (np.arange(half) + 0.5) * uniform_step(width)
         if width <= LLOYD_BITS and not even:
             upper = levels(width).numpy()[half:].astype(np.float64)
         starts.append(sum(map(len, sizes)))
