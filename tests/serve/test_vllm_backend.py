@@ -195,9 +195,9 @@ class Engine:
         self.log.append(("begin", requests))
         return "step"
 
-    def attend(self, layer, rows, cache, step):
+    def attend(self, layer, rows, cache, step, out):
         self.log.append(("attend", layer, step))
-        return torch.full_like(rows[0], 7.0)
+        out.fill_(7.0)
 
     def forget(self, finished, preempted, order):
         self.log.append(("forget", finished, preempted, order))

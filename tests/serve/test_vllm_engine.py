@@ -107,7 +107,8 @@ class Driver:
         def attend(module, query, key, value, mask, scaling, **rest):
             rows = tuple(x[0].transpose(0, 1) for x in (query, key, value))
             layer = module.layer_idx
-            return self.engine.attend(layer, rows, self.engine.caches[layer], step)[None], None
+            out = torch.full_like(rows[0], torch.nan)
+            return self.engine.attend(layer, rows, self.engine.caches[layer], step, out)[None], None
 
         AttentionInterface.register("driven", attend)
         before, self.model.config._attn_implementation = self.model.config._attn_implementation, "driven"
@@ -295,7 +296,7 @@ def test_a_step_of_nobody_changes_nothing(model, codecs):
     before = [part.clone() for part in (driver.engine.exact.keys[:, :4], driver.engine.exact.received[:, :4])]
     step = driver.engine.idle(4, torch.zeros(4, 8, dtype=torch.int32))
     rows = [torch.ones(4, heads, 64) for heads in (4, 2, 2)]
-    driver.engine.attend(0, tuple(rows), driver.engine.caches[0], step)
+    driver.engine.attend(0, tuple(rows), driver.engine.caches[0], step, torch.empty(4, 4, 64))
     after = driver.engine.exact.keys[:, :4], driver.engine.exact.received[:, :4]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert [token, driver.step({"a": [token]})["a"]] == alone(model, codecs, tokens, 2)

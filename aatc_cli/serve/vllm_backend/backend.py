@@ -64,8 +64,7 @@ class TileImpl(_base.AttentionImpl):  # type: ignore[misc]
             self.layer = served.names.index(layer.layer_name)
         keys, values = (x.view(-1, self.num_kv_heads, self.head_size) for x in (key, value))
         rows = query.view(-1, self.num_heads, self.head_size), keys, values
-        found = served.engine.attend(self.layer, rows, kv_cache, attn_metadata)
-        output.view(-1, self.num_heads, self.head_size).copy_(found)
+        served.engine.attend(self.layer, rows, kv_cache, attn_metadata, output.view(-1, self.num_heads, self.head_size))
         return output
 
 

@@ -56,21 +56,23 @@ class Decoding:
             for shape in shapes:
                 self._decoder(shape)
 
-    def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
         if not self.compiled:
-            return self._by_twin(layer, query, cache, blocks)
+            out.copy_(self._by_twin(layer, query, cache, blocks))
+            return
         count, page = query.shape[0], int(cache.shape[1])
         columns = blocks.stride(0)
         decoder = self._decoder(self._shape(layer, page, launch_size(count), columns))
         if decoder.shape.batch > count:
             query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, decoder.shape.batch - count))
         tables, turns = self._tables(layer, page), self._angles(columns)
-        out = torch.empty_like(query)
+        whole = out if decoder.shape.batch == count and out.is_contiguous() else torch.empty_like(query)
         rows = self.exact.keys[layer], self.exact.values[layer]
         counters = TileCounters(self.tokens, self.tiles, blocks)
-        decoder(TileCall(query.contiguous(), cache, tables, turns, rows, counters, self.exact.received[layer]), out)
-        return out[:count]
+        decoder(TileCall(query.contiguous(), cache, tables, turns, rows, counters, self.exact.received[layer]), whole)
+        if whole is not out:
+            out.copy_(whole[:count])
 
     def _tables(self, layer: int, page: int) -> TileTables:
         """Tables for tiles that lie ``page`` bytes apart: a block may be a little larger than its tile."""

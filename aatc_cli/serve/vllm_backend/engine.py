@@ -123,20 +123,20 @@ class TileEngine:
         self._decode_rows([])
         return Step(batch, blocks[:, self.first :])
 
-    def attend(self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, step: Step) -> Tensor:
+    def attend(self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, step: Step, out: Tensor) -> Tensor:
         """Attention of a layer over rotated queries [n, Hq, D], keys and values [n, H, D] of the batch; they are kept.
 
-        -> [n, Hq, D], zero where a row belongs to no request.
+        -> ``out`` [n, Hq, D], zero where a row belongs to no request.
         """
         query, keys, values = rows
-        out = torch.zeros_like(query)
         count = step.decoding
+        out[max(count, *(prompt.stop for prompt in step.prompts), 0) :] = 0
         if count:
             back = tuple(table[:count] for table in self.back)
             plain = self.turning.taken_off(keys[:count], back)  # type: ignore[arg-type]
             places = self.rows[:count], self.sums[:count]
             self.exact.write(layer, plain, values[:count].flatten(1), places)
-            out[:count] = self.decoding(layer, query[:count], cache, step.blocks)
+            self.decoding(layer, query[:count], cache, step.blocks, out[:count])
         if step.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, step.full)
         for prompt in step.prompts:
