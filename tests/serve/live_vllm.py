@@ -400,7 +400,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--slots", type=int, default=128)
-    parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU that vLLM takes")
+    parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
     {"correct": correct, "shared": shared, "bench": bench}[given.what](given)
