@@ -9,6 +9,7 @@ Every line of the output is one JSON document. Needs vLLM; `make test-vllm` runs
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
@@ -324,6 +325,11 @@ def bench(given: argparse.Namespace) -> None:
     }
     if not ours:
         changes["kv_cache_dtype"] = given.kind
+    turn = open(given.turn, "a") if given.turn else None
+    if turn is not None:
+        # one after another on the GPU, while those that come next import what they need
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        time.sleep(2)
     llm = engine(folder, "synthetic" if ours else None, given, **changes)
     cache = llm.llm_engine.vllm_config.cache_config
     capacity = cache.num_gpu_blocks * cache.block_size
@@ -399,6 +405,7 @@ def main() -> None:
     parser.add_argument("--folder", default="llama-geometry")
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--turn", help="a file that processes wait for, so that one is on the GPU at a time")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
