@@ -19,6 +19,23 @@ _SHARED = 226_000
 _SHARED_OF_PROGRAM = 232_000
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
+# tiles that share a turned query
+_SPAN = 2
+
+
+@dataclass(frozen=True)
+class TileSteps:
+    """Most steps of 32 digits of any class: of the matrix of keys, and of values by bits of a digit."""
+
+    matrix: int
+    fours: int
+    twos: int
+    ones: int
+
+    @property
+    def values(self) -> tuple[int, int, int]:
+        """Steps of values of 4, 2 and 1 bits."""
+        return self.fours, self.twos, self.ones
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,8 @@ class TileShape:
     """What a launch is made for; lengths on the device may be anything up to ``max_tiles``.
 
     group: query heads of a kv head; classes of a kv head; lags: first and last distance of queries that count for what
-    tokens receive; steps of keys and values, bytes of levels and of a class's records in a tile as of the tables.
+    tokens receive; fast: lots of pairs that turn far (`angles.fast_lots`); steps, and bytes of a class's records in a
+    tile, as of the tables.
     """
 
     batch: int
@@ -38,9 +56,8 @@ class TileShape:
     sinks: int
     max_tiles: int
     tile_bytes: int
-    key_steps: int
-    value_steps: int
-    level_bytes: int
+    fast: int
+    steps: TileSteps
     stage_bytes: int
     biased: bool
     lags: tuple[int, int]
@@ -49,7 +66,7 @@ class TileShape:
     @property
     def warps(self) -> int:
         """Warps of a program: eight share its tables where shared memory allows, four of them multiply together."""
-        return 8 if self._walk_bytes(8, 2) <= _SHARED else 4
+        return 8 if self._walk_bytes(8, 2) <= _SHARED and self._merge_bytes(8) <= _SHARED else 4
 
     @property
     def places(self) -> int:
@@ -62,12 +79,17 @@ class TileShape:
         return 32 * self.warps
 
     @property
+    def sets(self) -> int:
+        """Sums of values of a step that are kept apart: two blocks share them where queries leave columns free."""
+        return 1 if self.group <= 4 else 2 * -(-self.group // 8)
+
+    @property
     def programs(self) -> int:
         """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
-        heads, lots = -(-self.group // 8), self.dim // 16
-        # sums of keys, their codes, sums of values, queries, and what else there is
-        registers = 4 * (lots + self.key_steps + heads * self.value_steps) + 2 * heads * lots + 32
-        wanted = 3 if registers <= 104 else 2 if registers <= 160 else 1
+        lots = self.dim // 16
+        # sums of keys and of values, two operands, turned queries, and what else there is
+        registers = 4 * lots + 4 * self.sets * sum(self.steps.values) + 8 + (2 * lots if self.group <= 4 else 0) + 40
+        wanted = 2 * 8 // self.warps if registers <= 136 else 1
         return max(1, min(wanted, _SHARED // self._walk_bytes(self.warps, self.places)))
 
     def chunk(self, processors: int) -> int:
@@ -75,8 +97,8 @@ class TileShape:
         heads = self.batch * self.kv_heads * self.classes
         wanted = max(1, -(-4 * processors * self.programs // heads))
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        each = max(-(-self.max_tiles // wanted), 2 * self.warps, least)
-        return -(-each // self.warps) * self.warps
+        each = max(-(-self.max_tiles // wanted), _SPAN * self.warps, least)
+        return -(-each // (_SPAN * self.warps)) * _SPAN * self.warps
 
     @property
     def exact(self) -> int:
@@ -85,8 +107,7 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        heads, walk = -(-self.group // 8), self._walk_bytes(self.warps, self.places)
-        merge = self.warps * (self.group * self.dim + heads * 16) * 4
+        walk, merge = self._walk_bytes(self.warps, self.places), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
@@ -94,10 +115,15 @@ class TileShape:
 
     def _walk_bytes(self, warps: int, places: int) -> int:
         """Shared bytes of a program that walks tiles."""
-        heads, lots = -(-self.group // 8), self.dim // 16
-        walk = self.key_steps * (self.dim * 32 + 64 + 256) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
-        walk += self.value_steps * (128 + 256) + self.level_bytes + self.dim * 2 + (2 * warps + 2) * 8
-        return walk + places * warps * (self.stage_bytes + lots * 32)
+        tiles, lots = -(-self.group // 4), self.dim // 16
+        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * (4 * self.fast + 1) * 8 + (tiles * 8 + 1) * lots * 32
+        walk += 1024 + self.dim * 2 + (2 * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
+        # words of digits that are not there are read too
+        return walk + places * warps * (self.stage_bytes + lots * 32) + 256
+
+    def _merge_bytes(self, warps: int) -> int:
+        """Shared bytes of what the warps of a program have summed."""
+        return warps * self.group * (32 * sum(self.steps.values) + 3) * 4
 
     def defines(self, element: int) -> tuple[tuple[str, int], ...]:
         """What the kernel is compiled with for tensors of this element type."""
@@ -106,8 +132,11 @@ class TileShape:
             ("G", self.group),
             ("NW", self.warps),
             ("PLACES", self.places),
-            ("KS", self.key_steps),
-            ("VS", self.value_steps),
+            ("FAST", self.fast),
+            ("KM", self.steps.matrix),
+            ("V4", self.steps.fours),
+            ("V2", self.steps.twos),
+            ("V1", self.steps.ones),
             ("QTYPE", element),
             ("BIAS", int(self.biased)),
             ("CTAS", self.programs),
@@ -125,7 +154,6 @@ class TileShape:
             self.slots - self.sinks,
             self.tile_bytes,
             self.max_tiles,
-            self.level_bytes,
             self.stage_bytes,
             *self.lags,
         )
@@ -186,9 +214,8 @@ class TileCall:
     def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a launch in the order of the kernel's signature."""
         t, turns = self.tables, self.turns
-        wide, lanes = (t.key_descriptors, t.value_descriptors), (t.key_lanes, t.value_lanes)
-        static = t.classes, *wide, *lanes, t.levels, t.matrices, t.channels, t.pair_scale
-        angles = turns.place_turns, turns.start_turns, turns.start_angles, turns.place_angles
+        static = t.classes, t.matrices, t.starts, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
+        angles = turns.place_turns, turns.start_turns, turns.slopes, turns.start_angles, turns.place_angles
         lengths = self.counters.tokens, self.counters.tiles
         buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores
         return (

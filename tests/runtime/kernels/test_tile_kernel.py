@@ -18,8 +18,8 @@ from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.kernels.angles import TileTurns
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape
+from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape, TileSteps
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 SINKS, RING = 4, 128
@@ -42,7 +42,7 @@ def codecs_of(heads: int, dim: int, bits: float, rule: TileRule, dropped: bool =
         if dropped:
             widths[0, :dim] = 0
         codec = TransformCodec(
-            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
         )
         if dropped:
             codec = replace(codec, centre=torch.randn(heads * dim, generator=generator, dtype=torch.float64))
@@ -102,7 +102,7 @@ class Case:
             dim**-0.5,
             rule.lags(RING),
         )
-        steps = tables.key_steps, tables.value_steps, tables.levels.numel(), tables.stage_bytes
+        steps = fast_lots(query.frequencies), tables.steps, tables.stage_bytes
         shape = TileShape(
             len(lengths),
             heads,
@@ -177,7 +177,7 @@ def test_the_kernel_is_its_twin(
 ) -> None:
     """Roundings to float16 are what differs: of levels, rows, sums, angles, queries and weights."""
     case = Case.of(heads, group, dim, lengths, bits, rule, odd, 1e4)
-    expected, paid = decode_attention(case.layer, case.data, case.query)
+    expected, paid = decode_attention(case.layer, case.data, case.query, case.tables)
     found, received = case.attended(emulated, 8)
     for row in range(len(lengths)):
         error = (found[row] - expected[row]).square().mean().sqrt() / expected[row].square().mean().sqrt()
