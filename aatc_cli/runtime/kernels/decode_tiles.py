@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-# shared memory of a multiprocessor that programs may have together, a little less than there is
-_SHARED = 226_000
-_SHARED_OF_PROGRAM = 232_000
+# shared memory of a multiprocessor, and what every program takes of it besides
+_SHARED, _SHARED_BESIDE = 233_472, 1_024
+_SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
 # tiles that share a turned query
@@ -65,13 +66,18 @@ class TileShape:
 
     @property
     def warps(self) -> int:
-        """Warps of a program: eight share its tables where shared memory allows, four of them multiply together."""
-        return 8 if self._walk_bytes(8, 2) <= _SHARED and self._merge_bytes(8) <= _SHARED else 4
+        """Warps of a program: four of them multiply together, all share its tables."""
+        return self._launch[0]
+
+    @property
+    def programs(self) -> int:
+        """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
+        return self._launch[1]
 
     @property
     def places(self) -> int:
         """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
-        return 2 if self._walk_bytes(self.warps, 2) <= _SHARED else 1
+        return self._launch[2]
 
     @property
     def threads(self) -> int:
@@ -83,14 +89,18 @@ class TileShape:
         """Sums of values of a step that are kept apart: two blocks share them where queries leave columns free."""
         return 1 if self.group <= 4 else 2 * -(-self.group // 8)
 
-    @property
-    def programs(self) -> int:
-        """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
+    @cached_property
+    def _launch(self) -> tuple[int, int, int]:
+        """Warps of a program, programs and places: as many warps as there are registers and shared memory for."""
         lots = self.dim // 16
         # sums of keys and of values, two operands, turned queries, and what else there is
         registers = 4 * lots + 4 * self.sets * sum(self.steps.values) + 8 + (2 * lots if self.group <= 4 else 0) + 40
-        wanted = 2 * 8 // self.warps if registers <= 136 else 1
-        return max(1, min(wanted, _SHARED // self._walk_bytes(self.warps, self.places)))
+        most = 16 if registers <= 144 else 12 if registers <= 190 else 8
+        for warps, programs, places in ((8, 2, 2), (16, 1, 2), (12, 1, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1)):
+            room = _SHARED // programs - _SHARED_BESIDE
+            if warps * programs <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= room:
+                return warps, programs, places
+        return 4, 1, 1
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: few enough that programs fill the device some times over, at least two rounds."""
@@ -116,10 +126,10 @@ class TileShape:
     def _walk_bytes(self, warps: int, places: int) -> int:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * (4 * self.fast + 1) * 8 + (tiles * 8 + 1) * lots * 32
+        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * (4 * self.fast + 1) * 8 + (tiles * 8 + 2) * lots * 32
         walk += 1024 + self.dim * 2 + (2 * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
         # words of digits that are not there are read too
-        return walk + places * warps * (self.stage_bytes + lots * 32) + 256
+        return walk + warps * (places * self.stage_bytes + lots * 32) + 256
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""

@@ -4,7 +4,7 @@
 // channels of tokens g and g + 8, of which those of the upper half of a step count four times, and their rows a quarter.
 
 // what is the same for all tiles of a program: where records lie, steps of 32 digits by bits, where in a record digits begin, and at which step of
-// the matrix the second parts of the rows of four bits, if there are
+// the matrix the second parts of the rows of four bits begin
 struct Class { int start, size, blocks, k4, k2, k1, v4, v2, v1, keys2, keys1, values4, values2, values1, low, matrix_steps; };
 __device__ __forceinline__ Class class_of(const int* f) {
   return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12], f[13], f[14], f[15]};
@@ -13,7 +13,8 @@ __device__ __forceinline__ Class class_of(const int* f) {
 // tables in shared memory
 struct Walk {
   unsigned long long matrix;
-  const uint2 *turns, *queries, *start;
+  const uint2 *turns, *queries;
+  const uint4* start;
   const float* scales;
   const u32* bias;
 };
@@ -75,8 +76,8 @@ __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
 __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
-    const uint2 from = w.start[4 * j + lane % 4];
-    sum[4 * j] = from.x; sum[4 * j + 1] = from.x; sum[4 * j + 2] = from.y; sum[4 * j + 3] = from.y;
+    const uint4 from = w.start[4 * j + lane % 4];
+    sum[4 * j] = from.x; sum[4 * j + 1] = from.y; sum[4 * j + 2] = from.z; sum[4 * j + 3] = from.w;
   }
   u32 a[4] = {0u, 0u, 0u, 0u}, b[4] = {0u, 0u, 0u, 0u};
   const int mine = 8 * (lane % 4) + lane / 4;
@@ -86,9 +87,7 @@ __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const Walk& w, co
     matrix += STEP_BYTES / 16;
   };
   const auto give_both = [&](u32 (&x)[4]) {
-    arrive(); wgmma<1>(sum, x, matrix);
-    if (c.low) wgmma<1>(sum, x, matrix + c.low * (STEP_BYTES / 16));
-    close_group();
+    arrive(); wgmma<1>(sum, x, matrix); wgmma<1>(sum, x, matrix + c.low * (STEP_BYTES / 16)); close_group();
     matrix += STEP_BYTES / 16;
   };
 #pragma unroll 1

@@ -45,7 +45,7 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
 
 // grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint2* starts,
+attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
              const uint2* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
@@ -70,24 +70,25 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   }
   uint2* turns = (uint2*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
   uint2* queries = turns + 64 * SPAN * TURN_ROW;         // [QT][LOTS][32]
-  uint2* start = queries + QT * LOTS * 32;               // [LOTS][4]
+  uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][2], and one of the tables; then one for alignment
   uint2* own = (uint2*)(barriers + 2 * NW + 2);          // [NW][QT][LOTS][32] where they are not in registers
   u8* stages = (u8*)(own + (QT > 1 ? NW * QT * LOTS * 32 : 0));
   const u32 tables_here = address(barriers + 2 * NW), mine = address(barriers + 2 * warp);
-  const int bytes = c.blocks * c.size, stage_size = s.stage_bytes + LOTS * 32;
-  u8* stage = stages + warp * PLACES * stage_size;
+  const int bytes = c.blocks * c.size;
+  u8* stage = stages + warp * (LOTS * 32 + PLACES * s.stage_bytes);  // a turn, and records
   // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
   const auto tile_of = [&](int n) { return from + SPAN * (warp + n / SPAN * NW) + n % SPAN; };
   const auto fetch = [&](int n) {
     const int tile = tile_of(n), place = n % PLACES;
     if (tile >= to) return;
-    const u32 there = address(stage + place * stage_size), here = mine + 8 * place;
+    const u32 there = address(stage), here = mine + 8 * place;
     expect(here, (n % SPAN ? 0 : LOTS * 32) + bytes);
     if (n % SPAN == 0) bulk(there, start_turns + (long long)(tile / SPAN) * (LOTS * 4), LOTS * 32, here);
-    bulk(there + LOTS * 32, pool + (long long)pages[b * s.max_tiles + tile] * s.tile_bytes + c.start, bytes, here);
+    const u8* from_pool = pool + (long long)pages[b * s.max_tiles + tile] * s.tile_bytes + c.start;
+    bulk(there + LOTS * 32 + place * s.stage_bytes, from_pool, bytes, here);
   };
   if (lane == 0) {
     make_barrier(mine, 1); make_barrier(mine + 8, 1);
@@ -95,9 +96,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     share_with_tensor_cores();
     for (int n = 0; n < PLACES; n++) fetch(n);
     if (threadIdx.x == 0) {
-      expect(tables_here, c.matrix_steps * STEP_BYTES + LOTS * 32 + 64 * SPAN * TURN_ROW * 8);
+      expect(tables_here, c.matrix_steps * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 8);
       if (c.matrix_steps) bulk(address(smem), matrices + (long long)which * KM * (STEP_BYTES / 16), c.matrix_steps * STEP_BYTES, tables_here);
-      bulk(address(start), starts + which * LOTS * 4, LOTS * 32, tables_here);
+      bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
       bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 8, tables_here);
     }
   }
@@ -115,10 +116,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
     const int place = n % PLACES;
-    const u8* here = stage + place * stage_size;
+    const u8* here = stage + LOTS * 32 + place * s.stage_bytes;
     if (valid) arrived(mine + 8 * place, n / PLACES & 1);
-    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)here, lane);
-    for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + LOTS * 32 + i * c.size, turned, n % SPAN * 64, valid, lane);
+    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)stage, lane);
+    for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + i * c.size, turned, n % SPAN * 64, valid, lane);
     __syncwarp();
     if (lane == 0) fetch(n + PLACES);
   }

@@ -1,4 +1,4 @@
-// Enough of CUDA to run a kernel of one or two warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
+// Enough of CUDA to run a kernel of up to four warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
 // Programs run one after another. Half precision is _Float16; products add in float32 and, of warpgroups, round to half a step at a time.
 
 #include <ucontext.h>

@@ -57,7 +57,7 @@ def attend(folder: Path, shape: TileShape, chunk: int, call: TileCall) -> Tensor
     """What the kernel gives: [B, Hq, D]."""
     query = call.query
     parts = shape.parts(chunk)
-    assert shape.shared_bytes(parts) <= 232_000
+    assert shape.shared_bytes(parts) <= 232_448
     scratch = TileScratch.of(shape, parts, query.device)
     scratch.part.fill_(torch.nan)
     out = torch.full_like(query, torch.nan)

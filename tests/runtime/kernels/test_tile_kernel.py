@@ -192,15 +192,16 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
 
 
 def test_shared_memory_is_that_of_a_multiprocessor() -> None:
-    """Wide heads have room for one tile a warp, others for two and for several programs."""
+    """Few bits have room for two programs of eight warps, more for one of as many, wide heads for fewer warps."""
     seen = set()
-    for dim, steps, level_bytes, stage in (
-        (64, 5, 1520, 1312),
-        (128, 9, 1952, 2640),
-        (128, 9, 3104, 3200),
-        (256, 18, 4000, 6400),
+    for dim, group, steps, stage in (
+        (64, 4, TileSteps(6, 2, 2, 2), 1312),
+        (128, 4, TileSteps(12, 3, 3, 4), 2624),
+        (128, 4, TileSteps(16, 4, 4, 4), 3184),
+        (128, 7, TileSteps(12, 3, 3, 4), 2624),
+        (256, 4, TileSteps(16, 6, 6, 8), 6400),
     ):
-        shape = TileShape(1, 1, 4, 3, dim, 132, 4, 64, 4096, steps, steps, level_bytes, stage, False, (32, 64), 1.0)
+        shape = TileShape(1, 1, group, 3, dim, 132, 4, 64, 4096, 4, steps, stage, False, (32, 64), 1.0)
         assert shape.programs * (shape.shared_bytes(100) + 1024) <= 233_472
-        seen.add((shape.warps, shape.places, shape.programs))
-    assert seen == {(8, 2, 3), (8, 2, 2), (8, 2, 1), (4, 1, 1)}
+        seen.add((shape.warps, shape.programs, shape.places))
+    assert seen == {(8, 2, 2), (16, 1, 2), (12, 1, 2), (4, 1, 2)}
