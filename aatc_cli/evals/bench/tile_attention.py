@@ -115,7 +115,7 @@ class TileBench:
             self.geometry.head_dim**-0.5,
             RULE.lags(self.window.recent),
         )
-        expected, _ = decode_attention(self.layer, [given.pools[-1][pages]], query)
+        expected, _ = decode_attention(self.layer, [given.pools[-1][pages]], query, self.tables)
         return float((out[one] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
     def _inputs(self) -> TileInputs:

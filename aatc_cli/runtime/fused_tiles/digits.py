@@ -67,7 +67,9 @@ class Digits:
     def pack(self, codes: Tensor) -> Tensor:
         """Bytes [..., nbytes] of codes u [..., 16, E]."""
         token, digit = self.fields(codes.device)
-        field = self._digits(codes)[..., token, digit] << (self.bits * torch.arange(8 // self.bits, device=codes.device))
+        field = self._digits(codes)[..., token, digit] << (
+            self.bits * torch.arange(8 // self.bits, device=codes.device)
+        )
         found: Tensor = field.sum(-1).to(torch.uint8)
         return found
 
@@ -94,7 +96,9 @@ class Digits:
 
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         kind = torch.int64
-        return torch.tensor(self.channels, dtype=kind, device=device), torch.tensor(self.shifts, dtype=kind, device=device)
+        return torch.tensor(self.channels, dtype=kind, device=device), torch.tensor(
+            self.shifts, dtype=kind, device=device
+        )
 
 
 def digits_of(widths: Sequence[int], side: Side) -> list[Digits]:

@@ -76,8 +76,9 @@ def fast_lots(frequencies: Tensor) -> int:
 class TileTurns:
     """Angles for the kernel of tiles with classes, from 64 tokens before the first token behind the sinks.
 
-    place_turns float16 [128, F * 4 + 1, 4], of places in two tiles, and start_turns [tiles / 2, D / 16 * 4, 4], of the
-    starts of two tiles or, of slow pairs, of their middle: cos, cos, sin, sin of pairs 8 j + 2 t and 8 j + 2 t + 1.
+    place_turns float16 [128, F / 2, 4, 8], of places in two tiles (`_of_places`), and start_turns [tiles / 2,
+    D / 16 * 4, 4], of the starts of two tiles or, of slow pairs, of their middle: cos, cos, sin, sin of pairs
+    8 j + 2 t and 8 j + 2 t + 1.
     slopes float32 [D / 2]: angle of 64 tokens. place_angles float32 [64, D / 2, 2] and start_angles [n, D / 2, 2], as
     far as the window reaches: cos and sin for exact tokens.
     """
@@ -100,9 +101,22 @@ class TileTurns:
         place_angles, start_angles = slot_angles(frequencies, places), slot_angles(frequencies, starts)
         spans = start_angles[1 : tiles + 2 : _SPAN].clone()
         spans[:, 8 * fast :] = start_angles[2 : tiles + 3 : _SPAN][: len(spans), 8 * fast :]
-        near = torch.nn.functional.pad(_of_pairs(place_angles[:, : 8 * fast]), (0, 0, 0, 1))
+        near = _of_places(_of_pairs(place_angles[:, : 8 * fast]))
         slopes = (frequencies * TILE).to(torch.float32)
         return cls(near, _of_pairs(spans), slopes, start_angles, place_angles[:TILE])
+
+
+def _of_places(turns: Tensor) -> Tensor:
+    """Of places float16 [n, F * 4, 4] as [n, F / 2, 4, 8]: two lots together, in turn where those are even in number.
+
+    So what lanes read of two places is in other banks as often as not.
+    """
+    lots = torch.unflatten(turns, 1, (-1, 4))
+    even = torch.nn.functional.pad(lots, (0, 0, 0, 0, 0, lots.shape[1] % 2))
+    two = torch.unflatten(even, 1, (-1, 2)).transpose(2, 3).flatten(3)
+    if two.shape[1] % 2 == 0:
+        two[1::2] = torch.unflatten(two[1::2], 1, (-1, 2)).flip(2).flatten(1, 2)
+    return two.contiguous()
 
 
 def _of_pairs(angles: Tensor) -> Tensor:

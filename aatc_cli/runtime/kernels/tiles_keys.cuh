@@ -6,15 +6,12 @@
 // what is the same for all tiles of a program: where records lie, steps of 32 digits by bits, where in a record digits begin, and at which step of
 // the matrix the second parts of the rows of four bits begin
 struct Class { int start, size, blocks, k4, k2, k1, v4, v2, v1, keys2, keys1, values4, values2, values1, low, matrix_steps; };
-__device__ __forceinline__ Class class_of(const int* f) {
-  return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12], f[13], f[14], f[15]};
-}
 
 // tables in shared memory
 struct Walk {
   unsigned long long matrix;
-  const uint2 *turns, *queries;
-  const uint4* start;
+  const uint2* queries;
+  const uint4 *turns, *start;
   const float* scales;
   const u32* bias;
 };
@@ -131,7 +128,10 @@ __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const Walk& w, co
 __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum)[4 * LOTS], const Walk& w, const u8* rec, const Turned& turned,
                                           int first, int lane) {
   const int g = lane / 4, t = lane % 4, place0 = first + rec[g], place1 = first + rec[g + 8];
-  const uint2 *turn0 = w.turns + place0 * TURN_ROW + t, *turn1 = w.turns + place1 * TURN_ROW + t;
+  // two lots lie together, and of neighbouring places in turn in either half of the banks
+  const uint4 *turn0 = w.turns + place0 * TURN_ROW + t, *turn1 = w.turns + place1 * TURN_ROW + t;
+  const int swap0 = TURN_ROW % 8 ? 0 : place0 % 2, swap1 = TURN_ROW % 8 ? 0 : place1 % 2;
+  uint4 c0, c1;
   const float scale0 = w.scales[rec[16 + g]], scale1 = w.scales[rec[24 + g]];
 #if BIAS
   const u32 each0 = pack2(scale0, scale0), each1 = pack2(scale1, scale1);
@@ -149,10 +149,11 @@ __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum
     f[0] = fma2(f[0], each0, b0); f[1] = fma2(f[1], each1, b0); f[2] = fma2(f[2], each0, b1); f[3] = fma2(f[3], each1, b1);
 #endif
     if (j < FAST) {
-      const uint2 c0 = turn0[4 * j], c1 = turn1[4 * j];
+      if (j % 2 == 0) { c0 = turn0[4 * (j / 2 ^ swap0)]; c1 = turn1[4 * (j / 2 ^ swap1)]; }
+      const u32 cos0 = j % 2 ? c0.z : c0.x, sin0 = j % 2 ? c0.w : c0.y, cos1 = j % 2 ? c1.z : c1.x, sin1 = j % 2 ? c1.w : c1.y;
       const u32 low0 = f[0], low1 = f[1];
-      f[0] = fma2(neg2(f[2]), c0.y, mul2(low0, c0.x)); f[2] = fma2(f[2], c0.x, mul2(low0, c0.y));
-      f[1] = fma2(neg2(f[3]), c1.y, mul2(low1, c1.x)); f[3] = fma2(f[3], c1.x, mul2(low1, c1.y));
+      f[0] = fma2(neg2(f[2]), sin0, mul2(low0, cos0)); f[2] = fma2(f[2], cos0, mul2(low0, sin0));
+      f[1] = fma2(neg2(f[3]), sin1, mul2(low1, cos1)); f[3] = fma2(f[3], cos1, mul2(low1, sin1));
     }
 #pragma unroll
     for (int qt = 0; qt < QT; qt++) { const uint2 x = turned.at(qt, j); hmma(sc[qt][j % 2], f[0], f[1], f[2], f[3], x.x, x.y); }

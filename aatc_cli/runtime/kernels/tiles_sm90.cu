@@ -19,7 +19,7 @@
 #define SLOTS (32 * VS)
 #define SPAN 2                // tiles that share a turned query
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
-#define TURN_ROW (FAST * 4 + 1)  // from one place to the next, so that neighbours lie in other banks
+#define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
 #define HEADER 48             // places, key scales and value scales of a record
 #define MOVE 4.f              // powers of two above the reference of the weights before it is moved
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
-             const uint2* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
+             const uint4* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
              float* part, float* stat, float* exact_scores, float* received, void* out) {
   TILE_SHAPE;
@@ -62,14 +62,16 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
   const int piece = blockIdx.z - s.exact, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int to = min(tiles[b], from + s.chunk);
-  const Class c = class_of(classes + 16 * which);
+  __shared__ Class c;  // registers are few
+  if (threadIdx.x < 16) ((int*)&c)[threadIdx.x] = classes[16 * which + threadIdx.x];
+  __syncthreads();
   if (from >= to || !c.size) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
     return;
   }
-  uint2* turns = (uint2*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
-  uint2* queries = turns + 64 * SPAN * TURN_ROW;         // [QT][LOTS][32]
+  uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
+  uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
   uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
@@ -96,10 +98,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     share_with_tensor_cores();
     for (int n = 0; n < PLACES; n++) fetch(n);
     if (threadIdx.x == 0) {
-      expect(tables_here, c.matrix_steps * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 8);
+      expect(tables_here, c.matrix_steps * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
       if (c.matrix_steps) bulk(address(smem), matrices + (long long)which * KM * (STEP_BYTES / 16), c.matrix_steps * STEP_BYTES, tables_here);
       bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
-      bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 8, tables_here);
+      bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
     }
   }
   fill_queries(queries, s, q, pair_scale + which * (D / 2), slopes);
@@ -107,7 +109,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {descriptor_of(address(smem)), turns, queries, start, scales, bias};
+  const Walk w = {descriptor_of(address(smem)), queries, turns, start, scales, bias};
   Sums sums;
   clear(sums);
   Turned turned;
