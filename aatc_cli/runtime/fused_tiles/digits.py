@@ -82,12 +82,14 @@ class Digits:
         digits[..., token, digit] = fields
         channel, shift = self._tables(data.device)
         mine = digits[..., : channel.numel()] << shift
-        return mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, channel, mine)
+        found: Tensor = mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, channel, mine)
+        return found
 
     def middled(self, codes: Tensor) -> Tensor:
         """Digits of codes u [..., E] from the middle of what they may be: float64 [..., n]."""
         channel, shift = self._tables(codes.device)
-        return ((codes[..., channel] >> shift) & (2**self.bits - 1)).to(torch.float64) - (2**self.bits - 1) / 2
+        digits: Tensor = (codes[..., channel] >> shift) & (2**self.bits - 1)
+        return digits.to(torch.float64) - (2**self.bits - 1) / 2
 
     def _digits(self, codes: Tensor) -> Tensor:
         channel, shift = self._tables(codes.device)

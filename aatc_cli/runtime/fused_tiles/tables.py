@@ -32,9 +32,9 @@ _DIGITS = 4
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
 
-    classes int32 [H, N, 16]: start in a tile, bytes of a record, row blocks, steps of keys and of values of 4, 2 and 1
-    bits, where in a record those of keys of 2 and 1 bits begin and those of values, the step of the matrix at which
-    second parts of rows begin, and all its steps. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
+    classes int32 [H, N, 16]: steps of keys of 4, 2 and 1 bits, where in a record those of 2 bits begin, the same of
+    values and where they begin, where keys of 1 bit begin, values of 2 and of 1, then where a class begins in a tile,
+    bytes of a record, and row blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
     of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 8], minus the sums of the offsets;
     digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
@@ -100,7 +100,7 @@ class TileTables:
             made.steps,
             biases["k"] is not None,
             tiles.nbytes,
-            max(_ALIGNMENT, int((facts[..., 1] * facts[..., 2]).max())),
+            max(_ALIGNMENT, int((facts[..., 12] * facts[..., 13]).max())),
         )
 
 
@@ -116,9 +116,15 @@ class _Made:
         none = torch.zeros(tiles.heads * tiles.size)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         records = [record for row in tiles.records for record in row]
-        values = [max(record.digits["v"][place].steps for record in records) for place in range(len(SIZES))]
         self.key_rows: list[Tensor] = []
-        self.steps = TileSteps(max(_matrix_steps(record) for record in records), *values)
+        most = {
+            side: [max(record.digits[side][place].steps for record in records) for place in range(len(SIZES))]
+            for side in SIDES
+        }
+        fours, twos, ones = most["k"]
+        self.steps = TileSteps((fours, twos, ones), (most["v"][0], most["v"][1], most["v"][2]))
+        # where in the matrix rows of digits begin
+        self.firsts = 0, 2 * fours, 2 * fours + twos
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
         """Of class k of a head what `TileTables` has of it, in the order in which it is taken apart there."""
@@ -132,17 +138,15 @@ class _Made:
         held = by_digit / scale.repeat(2)
         high = held.to(torch.float32).to(torch.float8_e4m3fn)
         second = (held - high.to(torch.float64)).to(torch.float32).to(torch.float8_e4m3fn)
-        fours = record.digits["k"][0].steps
         slots = torch.zeros(STEP * self.steps.matrix, size, dtype=torch.uint8)
-        low = sum(part.steps for part in record.digits["k"])
-        four = place < STEP * fours
+        four, between = place < STEP * self.steps.keys[0], STEP * self.steps.keys[0]
         slots[place] = high.view(torch.uint8)
-        slots[place[four] + STEP * low] = second.view(torch.uint8)[four]
+        slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
         self.key_rows.append(read * scale.repeat(2))
         middle = torch.tensor([(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels])
         return (
-            self._facts(record, head, k, low if fours else 0),
+            self._facts(record, head, k),
             _columns(slots, size),
             _by_lane(-(middle.to(torch.float64) @ read) * _KEY_UNIT, size),
             *self._value_digits(record, unit["v"], widths["v"]),
@@ -151,16 +155,14 @@ class _Made:
         )
 
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of n digits of keys: rows [n, D] as an operand meets them, places among those of all steps, what they count."""
-        found, places, first = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), 0
-        counts = list[int]()
-        for part in record.digits["k"]:
+        """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
+        found, places, counts = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), list[int]()
+        for part, first in zip(record.digits["k"], self.firsts, strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = key_place(part.bits, digit)
                 found.append(rows[channel, None] * (2.0**shift / counted))
                 places.append(STEP * (first + step) + row)
                 counts.append(counted)
-            first += part.steps
         return torch.cat(found), torch.tensor(places, dtype=torch.int64), torch.tensor(counts, dtype=torch.float64)
 
     def _value_digits(self, record: Record, unit: Tensor, widths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,17 +178,11 @@ class _Made:
             first += most
         return slots, weights, unit * (torch.exp2(widths.to(torch.float64)) - 1) / 2
 
-    def _facts(self, record: Record, head: int, k: int, low: int) -> Tensor:
-        steps = [part.steps for side in SIDES for part in record.digits[side]]
-        starts = [*record.starts["k"][1:], *record.starts["v"]]
+    def _facts(self, record: Record, head: int, k: int) -> Tensor:
+        keys, values = ([part.steps for part in record.digits[side]] for side in SIDES)
+        (_, twos, ones), starts = record.starts["k"], record.starts["v"]
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
-        return torch.tensor([*shape, *steps, *starts, low, _matrix_steps(record)], dtype=torch.int32)
-
-
-def _matrix_steps(record: Record) -> int:
-    """Steps of the key matrix of a class: of all digits, and once more of those of four bits."""
-    keys = record.digits["k"]
-    return sum(part.steps for part in keys) + keys[0].steps
+        return torch.tensor([*keys, twos, *values, starts[0], ones, *starts[1:], *shape, 0, 0], dtype=torch.int32)
 
 
 def _units(codec: TransformCodec, widths: Tensor) -> Tensor:
@@ -214,6 +210,8 @@ def _columns(rows: Tensor, size: int) -> Tensor:
 
 
 def _by_lane(row: Tensor, size: int) -> Tensor:
-    """A row [D] as lanes hold it of two tokens: [D / 16, 4, 8], dimensions 8 j + 2 t and the next, both twice, and those
-    D / 2 further on."""
+    """A row [D] as lanes hold it of two tokens: [D / 16, 4, 8].
+
+    Dimensions 8 j + 2 t and the next, both twice, and those D / 2 further on.
+    """
     return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2) for _ in range(2)], 2).flatten(2)

@@ -26,17 +26,15 @@ _SPAN = 2
 
 @dataclass(frozen=True)
 class TileSteps:
-    """Most steps of 32 digits of any class: of the matrix of keys, and of values by bits of a digit."""
+    """Most steps of 32 digits of any class, of 4, 2 and 1 bits: of keys and of values."""
 
-    matrix: int
-    fours: int
-    twos: int
-    ones: int
+    keys: tuple[int, int, int]
+    values: tuple[int, int, int]
 
     @property
-    def values(self) -> tuple[int, int, int]:
-        """Steps of values of 4, 2 and 1 bits."""
-        return self.fours, self.twos, self.ones
+    def matrix(self) -> int:
+        """Steps of the matrix of keys: rows of four bits are sums of two."""
+        return self.keys[0] + sum(self.keys)
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,8 @@ class TileShape:
             ("NW", self.warps),
             ("PLACES", self.places),
             ("FAST", self.fast),
-            ("KM", self.steps.matrix),
-            ("V4", self.steps.fours),
-            ("V2", self.steps.twos),
-            ("V1", self.steps.ones),
+            *zip(("K4", "K2", "K1"), self.steps.keys, strict=True),
+            *zip(("V4", "V2", "V1"), self.steps.values, strict=True),
             ("QTYPE", element),
             ("BIAS", int(self.biased)),
             ("CTAS", self.programs),

@@ -3,13 +3,12 @@
 // A byte below sixteen is an e4m3 number, itself times 2^-9. runtime/fused_tiles/digits.py says where digits lie: a lane's word of two bits has four
 // channels of tokens g and g + 8, of which those of the upper half of a step count four times, and their rows a quarter.
 
-// what is the same for all tiles of a program: where records lie, steps of 32 digits by bits, where in a record digits begin, and at which step of
-// the matrix the second parts of the rows of four bits begin
-struct Class { int start, size, blocks, k4, k2, k1, v4, v2, v1, keys2, keys1, values4, values2, values1, low, matrix_steps; };
+// what is the same for all tiles of a program: steps of 32 digits by bits, where in a record digits begin, bytes and number of records in a tile
+struct __align__(16) Class { int k4, k2, k1, keys2, v4, v2, v1, values4, keys1, values2, values1, start, size, blocks, none[2]; };
 
 // tables in shared memory
 struct Walk {
-  unsigned long long matrix;
+  u32 matrix;
   const uint2* queries;
   const uint4 *turns, *start;
   const float* scales;
@@ -56,9 +55,8 @@ __device__ __forceinline__ void turn_queries(Turned& turned, const Walk& w, cons
   }
 }
 
-__device__ __forceinline__ void four_bits(u32 (&a)[4], const u8* at) {
-  const uint2 w = *(const uint2*)at;
-  a[0] = w.x & 0x0F0F0F0Fu; a[1] = w.x >> 4 & 0x0F0F0F0Fu; a[2] = w.y & 0x0F0F0F0Fu; a[3] = w.y >> 4 & 0x0F0F0F0Fu;
+__device__ __forceinline__ void four_bits(u32 (&a)[4], u32 v, u32 w) {
+  a[0] = v & 0x0F0F0F0Fu; a[1] = v >> 4 & 0x0F0F0F0Fu; a[2] = w & 0x0F0F0F0Fu; a[3] = w >> 4 & 0x0F0F0F0Fu;
 }
 __device__ __forceinline__ void two_bits(u32 (&a)[4], u32 w) {
   const u32 v = w >> 4;
@@ -69,59 +67,56 @@ __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
   a[0] = w & 0x01010101u; a[1] = v & 0x01010101u; a[2] = w & 0x02020202u; a[3] = v & 0x02020202u;
 }
 
-// sums over all digits, from minus those of the offsets on; two products are under way at a time
+// steps of digits of one size: their words first, then two products under way at a time. Rows of digits of four bits are sums of two
+template <int bits, int n>
+__device__ __forceinline__ void multiply_steps(u32 (&sum)[4 * LOTS], const u8* at, u32 matrix) {
+  u32 a[4], b[4];
+  const auto give = [&](u32 (&x)[4], int i) {
+    arrive();
+    wgmma<1>(sum, x, MATRIX_FORM | (matrix + i * (STEP_BYTES / 16)));
+    if (bits == 4) wgmma<1>(sum, x, MATRIX_FORM | (matrix + (K4 + i) * (STEP_BYTES / 16)));
+    close_group();
+  };
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    u32 w[4];
+    if (bits == 4) {
+      const uint2 first = *(const uint2*)(at + 256 * i), second = i + 1 < n ? *(const uint2*)(at + 256 * (i + 1)) : first;
+      w[0] = first.x; w[1] = first.y; w[2] = second.x; w[3] = second.y;
+    } else if (bits == 2) { w[0] = *(const u32*)(at + 128 * i); w[1] = i + 1 < n ? *(const u32*)(at + 128 * (i + 1)) : 0u; }
+    else w[0] = *(const u32*)(at + 64 * i);
+    if (i > 0) { pending<1>(); keep(a); }
+    if (bits == 4) four_bits(a, w[0], w[1]); else if (bits == 2) two_bits(a, w[0]); else one_bit(a, w[0]);
+    give(a, i);
+    if (i + 1 == n) break;
+    if (i > 0) { pending<1>(); keep(b); }
+    if (bits == 4) four_bits(b, w[2], w[3]); else if (bits == 2) two_bits(b, w[1]); else one_bit(b, w[0] >> 4);
+    give(b, i + 1);
+  }
+  pending<0>(); keep(a);
+  if (n > 1) keep(b);
+}
+// sums over all digits, from minus those of the offsets on
 __device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
+  const int mine = 8 * (lane % 4) + lane / 4;
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
     const uint4 from = w.start[4 * j + lane % 4];
     sum[4 * j] = from.x; sum[4 * j + 1] = from.y; sum[4 * j + 2] = from.z; sum[4 * j + 3] = from.w;
   }
-  u32 a[4] = {0u, 0u, 0u, 0u}, b[4] = {0u, 0u, 0u, 0u};
-  const int mine = 8 * (lane % 4) + lane / 4;
-  unsigned long long matrix = w.matrix;
-  const auto give = [&](u32 (&x)[4]) {
-    arrive(); wgmma<1>(sum, x, matrix); close_group();
-    matrix += STEP_BYTES / 16;
-  };
-  const auto give_both = [&](u32 (&x)[4]) {
-    arrive(); wgmma<1>(sum, x, matrix); wgmma<1>(sum, x, matrix + c.low * (STEP_BYTES / 16)); close_group();
-    matrix += STEP_BYTES / 16;
-  };
-#pragma unroll 1
-  for (int i = 0; i < c.k4; i += 2) {
-    pending<1>(); keep(a);
-    four_bits(a, rec + HEADER + 256 * i + 8 * mine);
-    give_both(a);
-    if (i + 1 < c.k4) {
-      pending<1>(); keep(b);
-      four_bits(b, rec + HEADER + 256 * (i + 1) + 8 * mine);
-      give_both(b);
-    }
-  }
-  pending<0>(); keep(a); keep(b);
-#pragma unroll 1
-  for (int i = 0; i < c.k2; i += 2) {
-    pending<1>(); keep(a);
-    two_bits(a, *(const u32*)(rec + c.keys2 + 128 * i + 4 * mine));
-    give(a);
-    if (i + 1 < c.k2) {
-      pending<1>(); keep(b);
-      two_bits(b, *(const u32*)(rec + c.keys2 + 128 * (i + 1) + 4 * mine));
-      give(b);
-    }
-  }
-  pending<0>(); keep(a); keep(b);
-#pragma unroll 1
-  for (int i = 0; i < c.k1; i += 2) {
-    const u32 word = *(const u32*)(rec + c.keys1 + 64 * i + 4 * mine);
-    pending<1>(); keep(a);
-    one_bit(a, word);
-    give(a);
-    pending<1>(); keep(b);
-    one_bit(b, word >> 4);
-    give(b);
-  }
-  pending<0>(); keep(sum); keep(a); keep(b);
+#define FOURS(n) if constexpr (n <= K4) if (k4 == n) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix);
+#define TWOS(n) if constexpr (n <= K2) if (k2 == n) multiply_steps<2, n>(sum, rec + c.keys2 + 4 * mine, w.matrix + 2 * K4 * (STEP_BYTES / 16));
+#define ONES(n) if constexpr (n <= K1) if (k1 == n) multiply_steps<1, n>(sum, rec + c.keys1 + 4 * mine, w.matrix + (2 * K4 + K2) * (STEP_BYTES / 16));
+  const int k4 = c.k4;
+  FOURS(1) FOURS(2) FOURS(3) FOURS(4) FOURS(5) FOURS(6) FOURS(7) FOURS(8) FOURS(9)
+  const int k2 = c.k2;
+  TWOS(1) TWOS(2) TWOS(3) TWOS(4) TWOS(5) TWOS(6) TWOS(7) TWOS(8) TWOS(9) TWOS(10) TWOS(11) TWOS(12) TWOS(13) TWOS(14) TWOS(15) TWOS(16)
+  const int k1 = c.k1;
+  ONES(2) ONES(4) ONES(6) ONES(8) ONES(10)
+#undef FOURS
+#undef TWOS
+#undef ONES
+  keep(sum);
 }
 
 // scores of tokens g and g + 8 for head 4 qt + t

@@ -6,8 +6,8 @@
 // places of their tokens, the others meet the query and its slope; values are summed by softmax weights, digit by digit, and put together at the end.
 // Lengths and the pages of tiles are read on the device: programs beyond a sequence end at once, so that batches may be ragged.
 //
-// D head dim, G query heads of a kv head, FAST lots of pairs that turn far, KM most steps of the key matrix, V4, V2, V1 most steps of values by bits,
-// BIAS where keys have one, PLACES tiles of a warp that there is shared memory for.
+// D head dim, G query heads of a kv head, FAST lots of pairs that turn far, K4, K2, K1 and V4, V2, V1 most steps of keys and of values by bits, BIAS where
+// keys have one, PLACES tiles of a warp that there is shared memory for.
 
 #define THREADS (NW * 32)
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
@@ -19,6 +19,8 @@
 #define SLOTS (32 * VS)
 #define SPAN 2                // tiles that share a turned query
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
+#define KM (2 * K4 + K2 + K1)  // steps of the matrix: rows of four bits and what they leave, of two bits, of one
+#define MATRIX_FORM (16ull << 32)  // of its descriptor
 #define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
 #define HEADER 48             // places, key scales and value scales of a record
 #define MOVE 4.f              // powers of two above the reference of the weights before it is moved
@@ -81,25 +83,29 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const u32 tables_here = address(barriers + 2 * NW), mine = address(barriers + 2 * warp);
   const int bytes = c.blocks * c.size;
   u8* stage = stages + warp * (LOTS * 32 + PLACES * s.stage_bytes);  // a turn, and records
-  // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
   const auto tile_of = [&](int n) { return from + SPAN * (warp + n / SPAN * NW) + n % SPAN; };
-  const auto fetch = [&](int n) {
-    const int tile = tile_of(n), place = n % PLACES;
-    if (tile >= to) return;
+  const auto page_of = [&](int n) { const int tile = tile_of(n); return tile < to ? pages[b * s.max_tiles + tile] : -1; };
+  // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
+  const auto fetch = [&](int n, int page) {
+    const int place = n % PLACES;
     const u32 there = address(stage), here = mine + 8 * place;
     expect(here, (n % SPAN ? 0 : LOTS * 32) + bytes);
-    if (n % SPAN == 0) bulk(there, start_turns + (long long)(tile / SPAN) * (LOTS * 4), LOTS * 32, here);
-    const u8* from_pool = pool + (long long)pages[b * s.max_tiles + tile] * s.tile_bytes + c.start;
-    bulk(there + LOTS * 32 + place * s.stage_bytes, from_pool, bytes, here);
+    if (n % SPAN == 0) bulk(there, start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, here);
+    bulk(there + LOTS * 32 + place * s.stage_bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, here);
   };
   if (lane == 0) {
     make_barrier(mine, 1); make_barrier(mine + 8, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    for (int n = 0; n < PLACES; n++) fetch(n);
+    for (int n = 0; n < PLACES; n++) if (tile_of(n) < to) fetch(n, page_of(n));
     if (threadIdx.x == 0) {
-      expect(tables_here, c.matrix_steps * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
-      if (c.matrix_steps) bulk(address(smem), matrices + (long long)which * KM * (STEP_BYTES / 16), c.matrix_steps * STEP_BYTES, tables_here);
+      const int k4 = c.k4, k2 = c.k2, k1 = c.k1;
+      expect(tables_here, (2 * k4 + k2 + k1) * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
+      const auto steps = [&](int first, int count) {
+        const uint4* from_matrix = matrices + ((long long)which * KM + first) * (STEP_BYTES / 16);
+        if (count) bulk(address(smem) + first * STEP_BYTES, from_matrix, count * STEP_BYTES, tables_here);
+      };
+      steps(0, k4); steps(K4, k4); steps(2 * K4, k2); steps(2 * K4 + K2, k1);
       bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
       bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
     }
@@ -109,7 +115,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {descriptor_of(address(smem)), queries, turns, start, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, turns, start, scales, bias};
   Sums sums;
   clear(sums);
   Turned turned;
@@ -117,13 +123,13 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   // four warps multiply together as long as the first of them has a tile
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
-    const int place = n % PLACES;
+    const int place = n % PLACES, page = page_of(n + PLACES);
     const u8* here = stage + LOTS * 32 + place * s.stage_bytes;
     if (valid) arrived(mine + 8 * place, n / PLACES & 1);
     if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)stage, lane);
     for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + i * c.size, turned, n % SPAN * 64, valid, lane);
     __syncwarp();
-    if (lane == 0) fetch(n + PLACES);
+    if (lane == 0 && page >= 0) fetch(n + PLACES, page);
   }
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);

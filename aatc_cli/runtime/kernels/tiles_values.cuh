@@ -76,24 +76,26 @@ __device__ __forceinline__ void take_digits(float (&o)[SETS][4], int block, u32 
 }
 // at: the record and the lane's place in a word of each
 __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* at) {
+  const int v4 = c.v4, v2 = c.v2, v1 = c.v1;
+  const u8 *fours = at + c.values4, *twos = at + c.values2, *ones = at + c.values1;
 #pragma unroll
   for (int i = 0; i < V4; i++) {
-    if (i >= c.v4) break;
-    const u32 x = *(const u32*)(at + c.values4 + 256 * i), y = *(const u32*)(at + c.values4 + 256 * i + 128);
+    if (i >= v4) break;
+    const u32 x = *(const u32*)(fours + 256 * i), y = *(const u32*)(fours + 256 * i + 128);
     take_digits(s.o[i], 0, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b);
     take_digits(s.o[i], 1, y, y >> 8, 0x000F000Fu, 0x00F000F0u, b);
   }
 #pragma unroll
   for (int i = 0; i < V2; i++) {
-    if (i >= c.v2) break;
-    const u32 x = *(const u32*)(at + c.values2 + 128 * i);
+    if (i >= v2) break;
+    const u32 x = *(const u32*)(twos + 128 * i);
     take_digits(s.o[V4 + i], 0, x, x >> 8, 0x00030003u, 0x000C000Cu, b);
     take_digits(s.o[V4 + i], 1, x, x >> 8, 0x00300030u, 0x00C000C0u, b);
   }
 #pragma unroll
   for (int i = 0; i < V1; i += 2) {
-    if (i >= c.v1) break;
-    const u32 x = *(const u32*)(at + c.values1 + 64 * i);
+    if (i >= v1) break;
+    const u32 x = *(const u32*)(ones + 64 * i);
     take_digits(s.o[V4 + V2 + i], 0, x, x >> 8, 0x00010001u, 0x00020002u, b);
     take_digits(s.o[V4 + V2 + i], 1, x, x >> 8, 0x00040004u, 0x00080008u, b);
     take_digits(s.o[V4 + V2 + i + 1], 0, x, x >> 8, 0x00100010u, 0x00200020u, b);

@@ -143,7 +143,7 @@ template <int ADD, int N> static void wgmma(u32 (&d)[N], const u32 (&a)[4], unsi
     float sum[2];
     for (int e = 0; e < 2; e++) {
       sum[e] = ADD ? of_half(d[i] >> 16 * e & 0xFFFFu) : 0.f;
-      const u8* b = smem + 16 * matrix + i / 2 * 256 + (2 * t + e) * 16;
+      const u8* b = smem + 16 * (matrix & 0x3FFF) + i / 2 * 256 + (2 * t + e) * 16;
       for (int k = 0; k < 32; k++) if (rows[i % 2][k] != 0.f) sum[e] += rows[i % 2][k] * of_e4m3(b[k / 16 * 128 + k % 16]);
     }
     d[i] = pack2(sum[0], sum[1]);
