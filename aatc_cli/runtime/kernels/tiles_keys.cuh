@@ -67,9 +67,9 @@ __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
   a[0] = w & 0x01010101u; a[1] = v & 0x01010101u; a[2] = w & 0x02020202u; a[3] = v & 0x02020202u;
 }
 
-// steps of digits of one size: their words first, then two products under way at a time. Rows of digits of four bits are sums of two
-template <int bits, int n>
-__device__ __forceinline__ void multiply_steps(u32 (&sum)[4 * LOTS], const u8* at, u32 matrix) {
+// steps of digits of one size, two products under way at a time, and the last of them meanwhile what is `then`. Rows of digits of four bits are sums of two
+template <int bits, int n, class Then>
+__device__ __forceinline__ void multiply_steps(u32 (&sum)[4 * LOTS], const u8* at, u32 matrix, const Then& then) {
   u32 a[4], b[4];
   const auto give = [&](u32 (&x)[4], int i) {
     arrive();
@@ -93,30 +93,17 @@ __device__ __forceinline__ void multiply_steps(u32 (&sum)[4 * LOTS], const u8* a
     if (bits == 4) four_bits(b, w[2], w[3]); else if (bits == 2) two_bits(b, w[1]); else one_bit(b, w[0] >> 4);
     give(b, i + 1);
   }
+  then();
   pending<0>(); keep(a);
   if (n > 1) keep(b);
 }
-// sums over all digits, from minus those of the offsets on
-__device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
-  const int mine = 8 * (lane % 4) + lane / 4;
+// minus the sums of the offsets
+__device__ __forceinline__ void start_sums(u32 (&sum)[4 * LOTS], const Walk& w, int lane) {
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
     const uint4 from = w.start[4 * j + lane % 4];
     sum[4 * j] = from.x; sum[4 * j + 1] = from.y; sum[4 * j + 2] = from.z; sum[4 * j + 3] = from.w;
   }
-#define FOURS(n) if constexpr (n <= K4) if (k4 == n) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix);
-#define TWOS(n) if constexpr (n <= K2) if (k2 == n) multiply_steps<2, n>(sum, rec + c.keys2 + 4 * mine, w.matrix + 2 * K4 * (STEP_BYTES / 16));
-#define ONES(n) if constexpr (n <= K1) if (k1 == n) multiply_steps<1, n>(sum, rec + c.keys1 + 4 * mine, w.matrix + (2 * K4 + K2) * (STEP_BYTES / 16));
-  const int k4 = c.k4;
-  FOURS(1) FOURS(2) FOURS(3) FOURS(4) FOURS(5) FOURS(6) FOURS(7) FOURS(8) FOURS(9)
-  const int k2 = c.k2;
-  TWOS(1) TWOS(2) TWOS(3) TWOS(4) TWOS(5) TWOS(6) TWOS(7) TWOS(8) TWOS(9) TWOS(10) TWOS(11) TWOS(12) TWOS(13) TWOS(14) TWOS(15) TWOS(16)
-  const int k1 = c.k1;
-  ONES(2) ONES(4) ONES(6) ONES(8) ONES(10)
-#undef FOURS
-#undef TWOS
-#undef ONES
-  keep(sum);
 }
 
 // scores of tokens g and g + 8 for head 4 qt + t

@@ -19,6 +19,7 @@
 #define SLOTS (32 * VS)
 #define SPAN 2                // tiles that share a turned query
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
+#define STEP (STEP_BYTES / 16)
 #define KM (2 * K4 + K2 + K1)  // steps of the matrix: rows of four bits and what they leave, of two bits, of one
 #define MATRIX_FORM (16ull << 32)  // of its descriptor
 #define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
@@ -33,16 +34,41 @@
 #include "tiles_values.cuh"
 #include "tiles_merge.cuh"
 
-// sixteen tokens of a warp's tile, whose places count from `first`; what is not valid is multiplied with the others and forgotten
-__device__ __forceinline__ void take_block(Sums& s, const Walk& w, const Class& c, const u8* rec, const Turned& turned, int first, bool valid, int lane) {
-  u32 sum[4 * LOTS];
-  multiply(sum, w, c, rec, lane);
-  if (!valid) return;
-  float sc[QT][2];
-  scores_of(sc, sum, w, rec, turned, first, lane);
-  u32 b[WEIGHTS][2];
-  weigh(b, sc, s, w, rec, lane);
-  sum_values(s, b, c, rec + 4 * lane);
+#define STEPS_OF(what, most, count) \
+  what(1, most, count) what(2, most, count) what(3, most, count) what(4, most, count) what(5, most, count) what(6, most, count) \
+  what(7, most, count) what(8, most, count) what(9, most, count) what(10, most, count) what(11, most, count) what(12, most, count) \
+  what(13, most, count) what(14, most, count) what(15, most, count) what(16, most, count)
+
+#define OF_FOURS(n, most, count) if constexpr (n <= most) if (count == n) sum_steps<4, 0, n>(s, b, done + c.values4 + 4 * lane);
+#define OF_TWOS(n, most, count) if constexpr (n <= most) if (count == n) sum_steps<2, V4, n>(s, b, done + c.values2 + 4 * lane);
+#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (count == n) sum_steps<1, V4 + V2, n>(s, b, done + c.values1 + 4 * lane);
+// values of sixteen tokens, with weights b
+template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
+  if (bits == 4) { const int v4 = c.v4; STEPS_OF(OF_FOURS, V4, v4) }
+  if (bits == 2) { const int v2 = c.v2; STEPS_OF(OF_TWOS, V2, v2) }
+  if (bits == 1) { const int v1 = c.v1; STEPS_OF(OF_ONES, V1, v1) }
+}
+
+#define FOURS(n, most, count) \
+  if constexpr (n <= most) if (count == n) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
+#define TWOS(n, most, count) \
+  if constexpr (n <= most) if (count == n) \
+    multiply_steps<2, n>(sum, rec + c.keys2 + 4 * mine, w.matrix + 2 * K4 * STEP, [&] { sum_values<2>(s, b, c, done, lane); });
+#define ONES(n, most, count) \
+  if constexpr (n <= most && n % 2 == 0) if (count == n) \
+    multiply_steps<1, n>(sum, rec + c.keys1 + 4 * mine, w.matrix + (2 * K4 + K2) * STEP, [&] { sum_values<1>(s, b, c, done, lane); });
+// keys of sixteen tokens of a warp's tile, and meanwhile values of those before: `done` with weights b
+__device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const u32 (&b)[WEIGHTS][2], const Walk& w, const Class& c, const u8* rec,
+                                           const u8* done, int lane) {
+  const int mine = 8 * (lane % 4) + lane / 4;
+  start_sums(sum, w, lane);
+  const int k4 = c.k4; STEPS_OF(FOURS, K4, k4)
+  if (k4 == 0) sum_values<4>(s, b, c, done, lane);
+  const int k2 = c.k2; STEPS_OF(TWOS, K2, k2)
+  if (k2 == 0) sum_values<2>(s, b, c, done, lane);
+  const int k1 = c.k1; STEPS_OF(ONES, K1, k1)
+  if (k1 == 0) sum_values<1>(s, b, c, done, lane);
+  keep(sum);
 }
 
 // grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
@@ -120,17 +146,33 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   clear(sums);
   Turned turned;
   turned.shared = own + warp * QT * LOTS * 32 + lane;
+  // weights of the tokens whose values are still to be summed, and their record
+  u32 weights[WEIGHTS][2];
+  const u8* done = smem;
+  no_weights(weights);
   // four warps multiply together as long as the first of them has a tile
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
-    const int place = n % PLACES, page = page_of(n + PLACES);
-    const u8* here = stage + LOTS * 32 + place * s.stage_bytes;
+    const int place = n % PLACES, page = n > 0 ? page_of(n - 1 + PLACES) : -1;
+    const u8* here = stage + SPAN / 2 * LOTS * 32 + place * s.stage_bytes;
     if (valid) arrived(mine + 8 * place, n / PLACES & 1);
     if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)stage, lane);
-    for (int i = 0; i < c.blocks; i++) take_block(sums, w, c, here + i * c.size, turned, n % SPAN * 64, valid, lane);
-    __syncwarp();
-    if (lane == 0 && page >= 0) fetch(n + PLACES, page);
+    for (int i = 0; i < c.blocks; i++) {
+      const u8* rec = here + i * c.size;
+      u32 sum[4 * LOTS];
+      take_block(sum, sums, weights, w, c, rec, done, lane);
+      if (i == 0) {
+        __syncwarp();
+        if (lane == 0 && page >= 0) fetch(n - 1 + PLACES, page);
+      }
+      done = rec;
+      if (!valid) { no_weights(weights); continue; }
+      float sc[QT][2];
+      scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
+      weigh(weights, sc, sums, w, rec, lane);
+    }
   }
+  sum_values<4>(sums, weights, c, done, lane); sum_values<2>(sums, weights, c, done, lane); sum_values<1>(sums, weights, c, done, lane);
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }

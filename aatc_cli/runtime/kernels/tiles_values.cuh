@@ -18,6 +18,10 @@ __device__ __forceinline__ void clear(Sums& s) {
       for (int e = 0; e < 4; e++) s.o[i][n][e] = 0.f;
 }
 
+__device__ __forceinline__ void no_weights(u32 (&b)[WEIGHTS][2]) {
+#pragma unroll
+  for (int n = 0; n < WEIGHTS; n++) { b[n][0] = 0u; b[n][1] = 0u; }
+}
 // scores become softmax weights times value scales, as operands; the reference of the weights moves only where one would be large
 __device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
   bool large = false;
@@ -74,31 +78,32 @@ __device__ __forceinline__ void take_digits(float (&o)[SETS][4], int block, u32 
     hmma(o[PAIRED ? 0 : 2 * ot + block], a0, a1, a2, a3, b[of][0], b[of][1]);
   }
 }
-// at: the record and the lane's place in a word of each
-__device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* at) {
-  const int v4 = c.v4, v2 = c.v2, v1 = c.v1;
-  const u8 *fours = at + c.values4, *twos = at + c.values2, *ones = at + c.values1;
+// steps of digits of one size, into sums from `first` on; two at a time, so that no product waits for the one before. at: the lane's first word
+template <int bits, int first, int n>
+__device__ __forceinline__ void sum_steps(Sums& s, const u32 (&b)[WEIGHTS][2], const u8* at) {
 #pragma unroll
-  for (int i = 0; i < V4; i++) {
-    if (i >= v4) break;
-    const u32 x = *(const u32*)(fours + 256 * i), y = *(const u32*)(fours + 256 * i + 128);
-    take_digits(s.o[i], 0, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b);
-    take_digits(s.o[i], 1, y, y >> 8, 0x000F000Fu, 0x00F000F0u, b);
-  }
-#pragma unroll
-  for (int i = 0; i < V2; i++) {
-    if (i >= v2) break;
-    const u32 x = *(const u32*)(twos + 128 * i);
-    take_digits(s.o[V4 + i], 0, x, x >> 8, 0x00030003u, 0x000C000Cu, b);
-    take_digits(s.o[V4 + i], 1, x, x >> 8, 0x00300030u, 0x00C000C0u, b);
-  }
-#pragma unroll
-  for (int i = 0; i < V1; i += 2) {
-    if (i >= v1) break;
-    const u32 x = *(const u32*)(ones + 64 * i);
-    take_digits(s.o[V4 + V2 + i], 0, x, x >> 8, 0x00010001u, 0x00020002u, b);
-    take_digits(s.o[V4 + V2 + i], 1, x, x >> 8, 0x00040004u, 0x00080008u, b);
-    take_digits(s.o[V4 + V2 + i + 1], 0, x, x >> 8, 0x00100010u, 0x00200020u, b);
-    take_digits(s.o[V4 + V2 + i + 1], 1, x, x >> 8, 0x00400040u, 0x00800080u, b);
+  for (int i = 0; i < n; i += 2) {
+    const bool two = i + 1 < n;
+    float (&o)[SETS][4] = s.o[first + i], (&p)[SETS][4] = s.o[first + (two ? i + 1 : i)];
+    if (bits == 4) {
+      const u32 w = *(const u32*)(at + 256 * i), x = *(const u32*)(at + 256 * i + 128);
+      const u32 y = two ? *(const u32*)(at + 256 * i + 256) : 0u, z = two ? *(const u32*)(at + 256 * i + 384) : 0u;
+      take_digits(o, 0, w, w >> 8, 0x000F000Fu, 0x00F000F0u, b);
+      if (two) take_digits(p, 0, y, y >> 8, 0x000F000Fu, 0x00F000F0u, b);
+      take_digits(o, 1, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b);
+      if (two) take_digits(p, 1, z, z >> 8, 0x000F000Fu, 0x00F000F0u, b);
+    } else if (bits == 2) {
+      const u32 x = *(const u32*)(at + 128 * i), y = two ? *(const u32*)(at + 128 * i + 128) : 0u;
+      take_digits(o, 0, x, x >> 8, 0x00030003u, 0x000C000Cu, b);
+      if (two) take_digits(p, 0, y, y >> 8, 0x00030003u, 0x000C000Cu, b);
+      take_digits(o, 1, x, x >> 8, 0x00300030u, 0x00C000C0u, b);
+      if (two) take_digits(p, 1, y, y >> 8, 0x00300030u, 0x00C000C0u, b);
+    } else {
+      const u32 x = *(const u32*)(at + 64 * i);
+      take_digits(o, 0, x, x >> 8, 0x00010001u, 0x00020002u, b);
+      take_digits(p, 0, x, x >> 8, 0x00100010u, 0x00200020u, b);
+      take_digits(o, 1, x, x >> 8, 0x00040004u, 0x00080008u, b);
+      take_digits(p, 1, x, x >> 8, 0x00400040u, 0x00800080u, b);
+    }
   }
 }
