@@ -20,8 +20,8 @@ _SHARED, _SHARED_BESIDE = 233_472, 1_024
 _SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
-# tiles that share a turned query
-_SPAN = 2
+# tiles that share a turned query, and those of a warp that are under way
+_SPAN, _MOST_PLACES = 2, 4
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class TileShape:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
         walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
-        walk += 1024 + self.dim * 2 + (2 * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
+        walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
         # words of digits that are not there are read too
-        return walk + warps * (places * self.stage_bytes + lots * 32) + 256
+        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + 256
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""

@@ -7,7 +7,7 @@
 // Lengths and the pages of tiles are read on the device: programs beyond a sequence end at once, so that batches may be ragged.
 //
 // D head dim, G query heads of a kv head, FAST lots of pairs that turn far, K4, K2, K1 and V4, V2, V1 most steps of keys and of values by bits, BIAS where
-// keys have one, PLACES tiles of a warp that there is shared memory for.
+// keys have one, PLACES tiles of a warp that there is shared memory for, or more of a smaller class.
 
 #define THREADS (NW * 32)
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
@@ -18,6 +18,7 @@
 #define VS (V4 + V2 + V1)
 #define SLOTS (32 * VS)
 #define SPAN 2                // tiles that share a turned query
+#define MOST 4                // tiles of a warp under way
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
 #define STEP (STEP_BYTES / 16)
 #define KM (2 * K4 + K2 + K1)  // steps of the matrix: rows of four bits and what they leave, of two bits, of one
@@ -103,27 +104,27 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
-  unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][2], and one of the tables; then one for alignment
-  uint2* own = (uint2*)(barriers + 2 * NW + 2);          // [NW][QT][LOTS][32] where they are not in registers
+  unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
+  uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][QT][LOTS][32] where they are not in registers
   u8* stages = (u8*)(own + (QT > 1 ? NW * QT * LOTS * 32 : 0));
-  const u32 tables_here = address(barriers + 2 * NW), mine = address(barriers + 2 * warp);
-  const int bytes = c.blocks * c.size;
-  u8* stage = stages + warp * (LOTS * 32 + PLACES * s.stage_bytes);  // a turn, and records
+  const u32 tables_here = address(barriers + MOST * NW), mine = address(barriers + MOST * warp);
+  // two turns, and the records of as many tiles as there is room for
+  const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
+  u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
   const auto tile_of = [&](int n) { return from + SPAN * (warp + n / SPAN * NW) + n % SPAN; };
   const auto page_of = [&](int n) { const int tile = tile_of(n); return tile < to ? pages[b * s.max_tiles + tile] : -1; };
   // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
-  const auto fetch = [&](int n, int page) {
-    const int place = n % PLACES;
+  const auto fetch = [&](int n, int place, int page) {
     const u32 there = address(stage), here = mine + 8 * place;
     expect(here, (n % SPAN ? 0 : LOTS * 32) + bytes);
-    if (n % SPAN == 0) bulk(there, start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, here);
-    bulk(there + LOTS * 32 + place * s.stage_bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, here);
+    if (n % SPAN == 0) bulk(there + n / SPAN % 2 * (LOTS * 32), start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, here);
+    bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, here);
   };
   if (lane == 0) {
-    make_barrier(mine, 1); make_barrier(mine + 8, 1);
+    for (int n = 0; n < MOST; n++) make_barrier(mine + 8 * n, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    for (int n = 0; n < PLACES; n++) if (tile_of(n) < to) fetch(n, page_of(n));
+    for (int n = 0; n < places; n++) if (tile_of(n) < to) fetch(n, n, page_of(n));
     if (threadIdx.x == 0) {
       const int k4 = c.k4, k2 = c.k2, k1 = c.k1;
       expect(tables_here, (2 * k4 + k2 + k1) * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
@@ -150,20 +151,21 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   u32 weights[WEIGHTS][2];
   const u8* done = smem;
   no_weights(weights);
+  int place = 0, before = 0, phase = 0;
   // four warps multiply together as long as the first of them has a tile
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
-    const int place = n % PLACES, page = n > 0 ? page_of(n - 1 + PLACES) : -1;
-    const u8* here = stage + SPAN / 2 * LOTS * 32 + place * s.stage_bytes;
-    if (valid) arrived(mine + 8 * place, n / PLACES & 1);
-    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)stage, lane);
+    const int page = n > 0 ? page_of(n - 1 + places) : -1;
+    const u8* here = stage + 2 * LOTS * 32 + place * bytes;
+    if (valid) arrived(mine + 8 * place, phase);
+    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
     for (int i = 0; i < c.blocks; i++) {
       const u8* rec = here + i * c.size;
       u32 sum[4 * LOTS];
       take_block(sum, sums, weights, w, c, rec, done, lane);
       if (i == 0) {
         __syncwarp();
-        if (lane == 0 && page >= 0) fetch(n - 1 + PLACES, page);
+        if (lane == 0 && page >= 0) fetch(n - 1 + places, before, page);
       }
       done = rec;
       if (!valid) { no_weights(weights); continue; }
@@ -171,6 +173,8 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
       weigh(weights, sc, sums, w, rec, lane);
     }
+    before = place++;
+    if (place == places) { place = 0; phase ^= 1; }
   }
   sum_values<4>(sums, weights, c, done, lane); sum_values<2>(sums, weights, c, done, lane); sum_values<1>(sums, weights, c, done, lane);
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
