@@ -20,6 +20,10 @@ _SHARED, _SHARED_BESIDE = 233_472, 1_024
 _SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
+# what starting and ending a program costs, in tiles of eight warps
+_START = 24
+# tiles of a program at most: sequences may be of several lengths
+_MOST_TILES = 512
 # tiles that share a turned query, and those of a warp that are under way
 _SPAN, _MOST_PLACES = 2, 4
 
@@ -101,12 +105,20 @@ class TileShape:
         return 4, 1, 1
 
     def chunk(self, processors: int) -> int:
-        """Tiles of a program: few enough that programs fill the device some times over, at least two rounds."""
-        heads = self.batch * self.kv_heads * self.classes
-        wanted = max(1, -(-4 * processors * self.programs // heads))
+        """Tiles of a program: such that rounds of programs over the device are done soonest.
+
+        A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
+        """
+        heads, once = self.batch * self.kv_heads * self.classes, _SPAN * self.warps
+        room = processors * self.programs
+
+        def cost(chunk: int) -> int:
+            return -(-heads * -(-self.max_tiles // chunk) // room) * (chunk + _START)
+
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        each = max(-(-self.max_tiles // wanted), _SPAN * self.warps, least)
-        return -(-each // (_SPAN * self.warps)) * _SPAN * self.warps
+        most = max(least, min(self.max_tiles, _MOST_TILES))
+        choices = range(-(-least // once) * once or once, most + once, once)
+        return min(choices, key=lambda chunk: (cost(chunk), -chunk))
 
     @property
     def exact(self) -> int:
@@ -125,7 +137,7 @@ class TileShape:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
         walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
-        walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
+        walk += 64 + 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8 + (warps * tiles * lots * 256 if tiles > 1 else 0)
         # words of digits that are not there are read too
         return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + 256
 

@@ -40,9 +40,9 @@
   what(7, most, count) what(8, most, count) what(9, most, count) what(10, most, count) what(11, most, count) what(12, most, count) \
   what(13, most, count) what(14, most, count) what(15, most, count) what(16, most, count)
 
-#define OF_FOURS(n, most, count) if constexpr (n <= most) if (count == n) sum_steps<4, 0, n>(s, b, done + c.values4 + 4 * lane);
-#define OF_TWOS(n, most, count) if constexpr (n <= most) if (count == n) sum_steps<2, V4, n>(s, b, done + c.values2 + 4 * lane);
-#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (count == n) sum_steps<1, V4 + V2, n>(s, b, done + c.values1 + 4 * lane);
+#define OF_FOURS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<4, 0, n>(s, b, done + c.values4 + 4 * lane);
+#define OF_TWOS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<2, V4, n>(s, b, done + c.values2 + 4 * lane);
+#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (is(count, n)) sum_steps<1, V4 + V2, n>(s, b, done + c.values1 + 4 * lane);
 // values of sixteen tokens, with weights b
 template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
   if (bits == 4) { const int v4 = c.v4; STEPS_OF(OF_FOURS, V4, v4) }
@@ -51,12 +51,12 @@ template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u3
 }
 
 #define FOURS(n, most, count) \
-  if constexpr (n <= most) if (count == n) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
+  if constexpr (n <= most) if (is(count, n)) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
 #define TWOS(n, most, count) \
-  if constexpr (n <= most) if (count == n) \
+  if constexpr (n <= most) if (is(count, n)) \
     multiply_steps<2, n>(sum, rec + c.keys2 + 4 * mine, w.matrix + 2 * K4 * STEP, [&] { sum_values<2>(s, b, c, done, lane); });
 #define ONES(n, most, count) \
-  if constexpr (n <= most && n % 2 == 0) if (count == n) \
+  if constexpr (n <= most && n % 2 == 0) if (is(count, n)) \
     multiply_steps<1, n>(sum, rec + c.keys1 + 4 * mine, w.matrix + (2 * K4 + K2) * STEP, [&] { sum_values<1>(s, b, c, done, lane); });
 // keys of sixteen tokens of a warp's tile, and meanwhile values of those before: `done` with weights b
 __device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const u32 (&b)[WEIGHTS][2], const Walk& w, const Class& c, const u8* rec,
@@ -81,7 +81,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
              float* part, float* stat, float* exact_scores, float* received, void* out) {
   TILE_SHAPE;
   extern __shared__ __align__(128) u8 smem[];
-  const int h = blockIdx.y, b = blockIdx.x, lane = threadIdx.x % 32;
+  const int h = blockIdx.y, b = blockIdx.x, lane = lane_of();
   const Last last = {part, stat, decode, value_bias, arrivals, exact_scores, received, tokens, tiles, out};
   if (blockIdx.z < s.exact) {
     exact_part(s, blockIdx.z, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
@@ -91,15 +91,13 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
   const int piece = blockIdx.z - s.exact, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int to = min(tiles[b], from + s.chunk);
-  __shared__ Class c;  // registers are few
-  if (threadIdx.x < 16) ((int*)&c)[threadIdx.x] = classes[16 * which + threadIdx.x];
-  __syncthreads();
-  if (from >= to || !c.size) {
+  if (from >= to || !classes[16 * which + 12]) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
     return;
   }
-  uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
+  Class& c = *(Class*)(smem + KM * STEP_BYTES);          // not in registers, which are few
+  uint4* turns = (uint4*)(&c + 1);                       // [64 SPAN][TURN_ROW]
   uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
   uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
@@ -108,6 +106,8 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][QT][LOTS][32] where they are not in registers
   u8* stages = (u8*)(own + (QT > 1 ? NW * QT * LOTS * 32 : 0));
   const u32 tables_here = address(barriers + MOST * NW), mine = address(barriers + MOST * warp);
+  if (threadIdx.x < 16) ((int*)&c)[threadIdx.x] = classes[16 * which + threadIdx.x];
+  __syncthreads();
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
   u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
