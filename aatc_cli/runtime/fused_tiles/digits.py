@@ -89,7 +89,8 @@ class Digits:
         """Digits of codes u [..., E] from the middle of what they may be: float64 [..., n]."""
         channel, shift = self._tables(codes.device)
         digits: Tensor = (codes[..., channel] >> shift) & (2**self.bits - 1)
-        return digits.to(torch.float64) - (2**self.bits - 1) / 2
+        found: Tensor = digits.to(torch.float64) - (2**self.bits - 1) / 2
+        return found
 
     def _digits(self, codes: Tensor) -> Tensor:
         channel, shift = self._tables(codes.device)
