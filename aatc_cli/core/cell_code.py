@@ -34,16 +34,17 @@ class CellCode:
         self.sigma = codec.variance[span].sqrt()
         widths = self.bits.tolist()
         self.coded = any(any(row) for row in widths)
-        like = {"dtype": self.encode.dtype, "device": self.encode.device}
         steps = [[step(width) if width else torch.inf for width in row] for row in widths]
-        self.sizes = torch.tensor(steps, **like) * self.sigma
-        self.largest = torch.tensor([[float(most(width)) if width else 0.0 for width in row] for row in widths], **like)
+        self.sizes = torch.tensor(steps).to(self.encode) * self.sigma
+        self.largest = torch.tensor([[float(most(width)) if width else 0.0 for width in row] for row in widths]).to(
+            self.encode
+        )
         starts, parts, at = {0: 0}, [torch.zeros(1, dtype=torch.float64)], 1
         for width in sorted({width for row in widths for width in row} - {0}):
             starts[width], part = at, torch.from_numpy(levels(width))
             parts.append(part)
             at += part.numel()
-        self.levels = torch.cat(parts).to(**like)
+        self.levels = torch.cat(parts).to(self.encode)
         self.first = torch.tensor([[starts[width] for width in row] for row in widths], device=self.encode.device)
 
     def quantize(self, latents: Tensor, classes: Tensor, loudness: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """The entropy coder: asymmetric numeral systems of `LANES` interleaved lanes, under tables of 4096 shares.
 
 A stream is the states of its lanes (uint32 each), then words of 16 bits in the order in which a reader asks for them.
-Symbol n belongs to lane n mod `LANES`, so a reader has that many chains of arithmetic under way. Loops over symbols are
-machine code where numba is installed (`core.entropy_loops`); without it whole rows of lanes go through torch, over all
-streams at once, on any device: the same bytes.
+Symbol n belongs to lane n mod `LANES`, so a reader has that many chains of arithmetic under way. Here a row of lanes is
+one step, over all streams at once, on any device; `runtime.kernels.cell_symbols` goes symbol by symbol in machine code.
 
 Source: Duda, "Asymmetric numeral systems" (2013); lanes as in Giesen, "Interleaved entropy coders" (2014).
 """
@@ -12,9 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -85,28 +81,13 @@ def tables_digest() -> int:
     return crc32(_shares()[0].astype("<i8").tobytes())
 
 
-def loops() -> Any:
-    """The loops as machine code; None without numba."""
-    return import_module("aatc_cli.core.entropy_loops") if find_spec("numba") is not None else None
-
-
 def encoded(symbols: Symbols, rows: Rows) -> bytes:
-    """The stream of symbols [n] under the ``rows`` [n] of the tables; every symbol must have a share there."""
+    """The stream of symbols [n] under the ``rows`` [n] of the tables; every symbol must have a share there.
+
+    A row of lanes at a time, from the last one on.
+    """
     shares, begins = _shares()
     share, begin = shares[rows, symbols], begins[rows, symbols]
-    compiled = loops()
-    if compiled is not None:
-        words = np.empty(symbols.size + 1, dtype=np.uint16)
-        states, used = compiled.encode(share.astype(np.uint64), begin.astype(np.uint64), words)
-        words = words[:used][::-1]
-    else:
-        states, words = _encoded_by_rows(share, begin)
-    found: bytes = states.astype("<u4").tobytes() + words.astype("<u2").tobytes()
-    return found
-
-
-def _encoded_by_rows(share: NDArray[np.int64], begin: NDArray[np.int64]) -> tuple[Any, Any]:
-    """States and words, a row of lanes at a time from the last one on."""
     count = share.size
     blocks = -(-count // LANES)
     pad = blocks * LANES - count
@@ -120,7 +101,8 @@ def _encoded_by_rows(share: NDArray[np.int64], begin: NDArray[np.int64]) -> tupl
         words.append((state[full] & (LOW - 1))[::-1])
         state = np.where(full, state >> WORD, state)
         state = ((state // f) << TOTAL_BITS) + state % f + b
-    return state, np.concatenate(words)[::-1] if words else np.zeros(0, dtype=np.int64)
+    found = np.concatenate(words)[::-1] if words else np.zeros(0, dtype=np.int64)
+    return state.astype("<u4").tobytes() + found.astype("<u2").tobytes()
 
 
 def decoded(streams: Sequence[bytes], rows: Sequence[Rows], device: torch.device | str = "cpu") -> list[Symbols]:

@@ -31,45 +31,46 @@ class LayerProducts:
     def __init__(self, layer: StoredLayer) -> None:
         size, maps = 2 * layer.channels, layer.maps
         device = layer.codes[0].encode.device
-        wide = {"dtype": torch.float64, "device": device}
-        encode, decode = torch.zeros(size, size, **wide), torch.zeros(size, size, **wide)
+        eye = torch.eye(size, dtype=torch.float64, device=device)
+        encode, decode = torch.zeros_like(eye), torch.zeros_like(eye)
         columns, self.spans, at = [], [], 0
         for unit, code in zip(layer.units, layer.codes, strict=True):
             assert isinstance(code, CellCode)
             coded = (code.bits > 0).any(0)
             sigma = code.sigma.double()
-            encode[unit.columns, unit.columns] = code.encode.double() / torch.where(sigma > 0, sigma, 1.0)
+            encode[unit.columns, unit.columns] = code.encode.double() / torch.where(
+                sigma > 0, sigma, torch.ones_like(sigma)
+            )
             decode[unit.columns, unit.columns] = code.decode.double() * sigma[:, None]
             columns.append(unit.columns.start + coded.nonzero()[:, 0])
             self.spans.append(slice(at, at + columns[-1].numel()))
             at += columns[-1].numel()
         self.columns = torch.cat(columns)
-        eye = torch.eye(size, **wide)
-        within = maps.within.double() if maps.within.shape[0] else torch.zeros(size, size, **wide)
+        within = maps.within.double() if maps.within.shape[0] else torch.zeros_like(eye)
         through = torch.linalg.inv(eye - within)
         encode, decode = encode[:, self.columns], decode[self.columns]
         told = maps.below.double() @ through
         self.layers = maps.layers
         self.squeeze = None if maps.squeeze is None else maps.squeeze.to(HELD)
         self.read = torch.cat((told, decode @ through)).to(HELD)
-        self.take = encode.float()
-        self.told = (told @ encode).to(HELD)
-        across = (decode @ through @ encode).float()
-        self.across = [across[: span.start, span].contiguous() for span in self.spans]
+        self.take = torch.cat((encode, -(told @ encode))).to(HELD)
+        across = decode @ through @ encode
+        self.across = [across[: span.start, span].to(HELD).contiguous() for span in self.spans]
 
-    def seen(self, below: Sequence[Tensor]) -> Tensor | None:
-        """What is read of decoded layers below [T, 2 C], the nearest first; None: nothing."""
-        if not self.layers:
-            return None
-        rows = torch.cat(list(below[: self.layers]), -1)
-        return rows if self.squeeze is None else rows @ self.squeeze
+    def decode(self, below: Sequence[Tensor], latents: Tensor) -> Tensor:
+        """The layer [T, 2 C] from decoded layers below, the nearest first, and latents [T, E] in units of their size.
 
-    def decode(self, seen: Tensor | None, latents: Tensor) -> Tensor:
-        """The layer [T, 2 C] from `seen` and latents [T, E] in units of their size."""
-        held = latents.to(HELD)
-        return (held if seen is None else torch.cat((seen, held), -1)) @ self.read
+        Without its mean, as those below, and in bfloat16.
+        """
+        found: Tensor = torch.cat((*self._seen(below), latents.to(HELD)), -1) @ self.read
+        return found
 
-    def targets(self, rows: Tensor, seen: Tensor | None) -> Tensor:
-        """What units code of rows [T, 2 C], but for what their units before tell: [T, E] float32."""
-        mine = rows @ self.take
-        return mine if seen is None else mine - (seen @ self.told)
+    def targets(self, rows: Tensor, below: Sequence[Tensor]) -> Tensor:
+        """What is coded of rows [T, 2 C], but for what units before each tell: [T, E]."""
+        found: Tensor = torch.cat((rows.to(HELD), *self._seen(below)), -1) @ self.take
+        return found
+
+    def _seen(self, below: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Numbers that are read of the layers below."""
+        read = list(below[: self.layers])
+        return read if self.squeeze is None else [torch.cat(read, -1) @ self.squeeze]

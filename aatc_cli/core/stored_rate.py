@@ -24,7 +24,7 @@ from aatc_cli.core.tile_bytes import order_bytes
 CHUNK = 256
 # of a layer's planned bits: how far above what is left it may end, how far below without another attempt; attempts in
 # all, and those that are made for bits that are left over
-OVER, UNDER = 0.01, 0.03
+OVER, UNDER = 0.02, 0.06
 _ATTEMPTS, _FINE = 16, 10
 # the loudness at which nothing is left to say, taken where no attempt was within the bits
 FARTHEST = 120 * LOUDNESS_STEPS

@@ -282,7 +282,7 @@ def _runs(layer: StoredLayer, orders: int) -> Iterator[Run]:
 PLAIN: Ints = np.array([0, *(plain_bits(width) for width in range(1, WIDEST + 1))], dtype=np.int64)
 
 
-def _rows(widths: Ints, models: Ints) -> NDArray[np.int32]:
+def _rows(widths: Ints, models: NDArray[np.uint8]) -> NDArray[np.int32]:
     return (1 + (widths - 1) * MODELS + models).astype(np.int32)
 
 

@@ -32,7 +32,7 @@ from aatc_cli.core.stepped_tables import (
 )
 from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import LayerCells, StoredLayer
-from aatc_cli.core.stored_rate import RateControl
+from aatc_cli.core.stored_rate import OVER, RateControl
 from aatc_cli.core.stored_stream import LayerStream, unpacked_streams
 from aatc_cli.core.tile_allocate import Units
 from aatc_cli.core.tile_codec import TileCodec
@@ -121,7 +121,7 @@ def test_steps_are_the_best_that_a_budget_buys() -> None:
         assert (level > 0) == (budget < 1000.0)
 
 
-def code_of(depth: int, within: str, seed: int = 3) -> StoredCode:
+def code_of(depth: int, within: str, seed: int = 3, rank: int = 0) -> StoredCode:
     generator = torch.Generator().manual_seed(seed)
 
     def site() -> TileCodec:
@@ -135,7 +135,7 @@ def code_of(depth: int, within: str, seed: int = 3) -> StoredCode:
         return TileCodec(codec, bits, RULE)
 
     layers = [
-        StoredLayer({side: site() for side in SIDES}, maps_of(layer, depth, within, 0, generator), RULE)
+        StoredLayer({side: site() for side in SIDES}, maps_of(layer, depth, within, rank, generator), RULE)
         for layer in range(LAYERS)
     ]
     return StoredCode(layers, HEADS)
@@ -167,7 +167,7 @@ def test_chunks_decode_to_what_encoding_held(loudness: float) -> None:
 
 @pytest.mark.parametrize("loudness", [1.0, 9.0, 1e-3, 1e6, 1e30])
 def test_no_chunk_exceeds_its_plan(loudness: float) -> None:
-    """By a hundredth of one layer at most, whatever the text; and text that has something to say takes what it may."""
+    """By two hundredths of one layer at most, here of four; and text that has something to say takes what it may."""
     code = code_of(2, "units")
     control = RateControl(code.layers, HEADS)
     for seed in range(3):
@@ -177,7 +177,8 @@ def test_no_chunk_exceeds_its_plan(loudness: float) -> None:
         planned = [3 * bits / 8 for bits in control.planned]
         parts = code.parts(rows, classes)
         taken, allowed = np.cumsum([len(part) for part in parts]), np.cumsum(planned)
-        assert (taken <= allowed + 0.01 * np.array(planned)).all()
+        assert (taken <= allowed + OVER * np.array(planned)).all()
+        assert taken[-1] <= 1.006 * allowed[-1]
         if loudness >= 1:
             assert taken[-1] > 0.93 * allowed[-1]
         found, again = code.decode(code.encode(rows, classes))
@@ -203,16 +204,12 @@ def test_what_is_measured_is_what_is_written() -> None:
     assert control.bits.shape == (2,)
 
 
-def test_streams_are_the_same_bytes_with_and_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_read_as_they_were_written() -> None:
     generator = np.random.default_rng(0)
     for count in (0, 1, 15, 16, 1000):
         rows = np.sort(generator.integers(1, 1 + WIDEST * MODELS, count)).astype(np.int32)
         symbols = np.array([generator.choice(np.flatnonzero(has)) for has in coder.has_share()[rows]], dtype=np.uint8)
-        quick = coder.encoded(symbols, rows)
-        with monkeypatch.context() as patch:
-            patch.setattr(coder, "loops", lambda: None)
-            assert coder.encoded(symbols, rows) == quick
-        [found] = coder.decoded([quick], [rows])
+        [found] = coder.decoded([coder.encoded(symbols, rows)], [rows])
         assert np.array_equal(found, symbols)
 
 

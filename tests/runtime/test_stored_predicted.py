@@ -55,6 +55,8 @@ def codec_of(kind: type[TransformCodec], tokens: int = 128) -> StoredCodec:
 def test_what_comes_back_is_what_the_layers_decode_to(kind: type[TransformCodec]) -> None:
     """By hand: keys turned back, biases off, layer after layer from the lowest up, and turned again."""
     codec, pages, first = codec_of(kind), pages_of(), 128
+    # machine code rounds what is decoded (tests/core/test_compiled_chunk.py)
+    codec.code.chunks = codec.code.code
     received = torch.rand(3, 2, 128, generator=torch.Generator().manual_seed(1))
     got = codec.decode(codec.encode(pages, first, received), first, torch.float32)
     cos, sin = codec.rotation.tables(torch.arange(first, first + 128))

@@ -77,6 +77,7 @@ def stored_attention(
         classes = classes_in(held, layers[layer].rule, window, packed)
         rows = torch.cat((held.k_raw, held.v_raw), -1)[:, packed].to(layers[layer].codes[0].encode.dtype)
         lower = [each.to(rows.device) for each in below]
+        codes: AnyCodes
         if control and rows.shape[1]:
             codes, decoded = control[0].encode(layer, rows, lower, classes)
             if spent is not None and layer == len(layers) - 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,19 @@ from torch import Tensor
 
 from aatc_cli.core import entropy_coder as coder
 from aatc_cli.core.cell_code import LOUDNESS_STEPS, CellCode
-from aatc_cli.core.layer_products import LayerProducts
+from aatc_cli.core.layer_products import HELD, LayerProducts
 from aatc_cli.core.stepped_tables import MODELS, SYMBOLS, WIDEST, code_lengths, levels, most
 from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.stored_stream import PLAIN, LayerStream, Parsed, packed_plain, unpacked_plain
+from aatc_cli.core.stored_stream import PLAIN, LayerStream, Parsed
 from aatc_cli.core.tile_classes import rows_of
 
 Cells = NDArray[np.int16]
 Models = NDArray[np.uint8]
-_NONE = np.zeros(0, dtype=np.int64)
+
+
+def loops_available() -> bool:
+    """Whether numba is there, which makes the machine code."""
+    return find_spec("numba") is not None
 
 
 class CompiledLayer:
@@ -30,55 +36,53 @@ class CompiledLayer:
 
     def __init__(self, layer: StoredLayer, heads: int) -> None:
         self.layer, self.stream, self.products = layer, LayerStream(layer, heads), LayerProducts(layer)
-        self.loops = coder.loops()
+        self.loops: Any = import_module("aatc_cli.runtime.kernels.cell_symbols")
         self.mean = None if layer.mean is None else layer.mean.float()
         self.units = [
             self._unit(place, span) for place, span in enumerate(self.products.spans) if span.start < span.stop
         ]
         self.lengths = np.concatenate([np.zeros((SYMBOLS, MODELS)), *(code_lengths(w) for w in range(1, WIDEST + 1))])
+        self.place_of_runs = np.array([run.place for run in self.stream.runs], dtype=np.int64)
         self._runs = lru_cache(maxsize=8)(self._made_runs)
 
-    def decode(self, parsed: Parsed, tokens: int, below: Sequence[Tensor]) -> Tensor:
-        """The layer [T, 2 C] without its mean, in bfloat16, from its bytes and those below it."""
+    def latents(self, parsed: Parsed, tokens: int) -> Tensor:
+        """What is coded of the layer, [T, E] in units of their size, from its bytes."""
         runs, columns = self._runs(tokens // self.layer.rule.tile)
-        words = np.frombuffer(parsed.stream, dtype="<u2")
-        shift = np.repeat(runs[:, 8], runs[:, 2] * runs[:, 3] * runs[:, 6]) if parsed.plain else _NONE
         out = np.zeros((tokens, self.products.columns.numel()), dtype=np.float32)
         sound = self.loops.decode(
-            words,
-            coder.entries(),
+            np.frombuffer(parsed.stream, dtype="<u2"),
+            coder.entries().ravel(),
             self._with_models(runs, parsed.models),
             self._rows(parsed.classes),
             columns,
             _signed_levels()[0],
-            unpacked_plain(parsed.plain, shift),
+            np.frombuffer(parsed.plain + b"\0", dtype=np.uint8),
             parsed.outside,
             out,
         )
         if not sound:
             raise coder.wrong()
-        latents = torch.from_numpy(out)
-        if parsed.loudness:
-            latents *= _size(parsed.loudness)
-        return self.products.decode(self.products.seen(below), latents)
+        found = torch.from_numpy(out)
+        return found.mul_(_size(parsed.loudness)) if parsed.loudness else found
 
-    def targets(self, rows: Tensor, below: Sequence[Tensor]) -> tuple[Tensor | None, Tensor]:
-        """What is read of the layers below, and what is coded of rows [T, 2 C] but for units before each."""
-        seen = self.products.seen(below)
-        return seen, self.products.targets(rows if self.mean is None else rows - self.mean, seen)
+    def targets(self, rows: Tensor, below: Sequence[Tensor]) -> Tensor:
+        """What is coded of rows [T, 2 C], but for what units before each tell: [T, E]."""
+        return self.products.targets(rows if self.mean is None else rows - self.mean, below)
 
     def code(self, targets: Tensor, classes: Tensor, loudness: int) -> tuple[Cells, Tensor, float, Models]:
         """Cells [T, E] of all units at one loudness, what they are read as, the bits they take, models of units."""
         cells, read = np.zeros(targets.shape, dtype=np.int16), torch.zeros(targets.shape)
         counts = np.zeros(max(self.stream.places, 1) * self.lengths.shape[0], dtype=np.int64)
         told, size, held = classes.numpy(), np.float32(_size(loudness)), read.numpy()
+        wide, rounded = targets.float(), torch.zeros(targets.shape, dtype=HELD)
         for unit in self.units:
-            mine = targets[:, unit.span]
+            mine = wide[:, unit.span]
             if unit.span.start:
-                mine = mine - read[:, : unit.span.start] @ unit.across
+                mine = mine - rounded[:, : unit.span.start] @ unit.across
             order = told[unit.order if told.shape[0] > 1 else 0]
             parts = cells[:, unit.span], held[:, unit.span]
-            self.loops.code_unit(mine.contiguous().numpy(), order, *unit.tables, size, *unit.bins, *parts, counts)
+            self.loops.code_unit(mine.numpy(), order, *unit.tables, size, *unit.bins, *parts, counts)
+            rounded[:, unit.span] = read[:, unit.span]
         by_model = counts.reshape(-1, self.lengths.shape[0]) @ self.lengths
         bits = float(by_model.min(1).sum()) + 8.0 * self.stream.beside(targets.shape[0])
         return cells, read, bits, by_model.argmin(1).astype(np.uint8)[: self.stream.places]
@@ -89,16 +93,13 @@ class CompiledLayer:
         runs, columns = self._runs(tiles)
         count = self.stream.symbols * tiles
         words, outside = np.empty(count + 1, dtype=np.uint16), np.empty(count, dtype=np.int8)
-        low = np.empty(count if self.stream.plain else 0, dtype=np.int16)
-        tables = coder.shares()
-        states, used, beyond, plain = self.loops.encode_cells(
-            cells, self._with_models(runs, models), self._rows(classes), columns, *tables, words, outside, low
+        plain = np.zeros(-(-self.stream.plain * tiles // 8) + 1, dtype=np.uint8)
+        numbered = self._with_models(runs, models)
+        states, used, beyond = self.loops.encode_cells(
+            cells, numbered, self._rows(classes), columns, *coder.shares(), words, outside, plain
         )
-        shift = np.repeat(runs[:, 8], runs[:, 2] * runs[:, 3] * runs[:, 6]) if plain else _NONE
-        held = low[:plain][::-1].astype(np.int64)
-        bits = packed_plain(held, shift[shift > 0]) if plain else b""
         stream = states.astype("<u4").tobytes() + words[:used][::-1].astype("<u2").tobytes()
-        return self.stream.assemble(loudness, models, classes, (outside[:beyond][::-1], bits, stream))
+        return self.stream.assemble(loudness, models, classes, (outside[:beyond][::-1], plain[:-1].tobytes(), stream))
 
     def _unit(self, place: int, span: slice) -> _Unit:
         code, meter = self.layer.codes[place], self.stream.meter
@@ -116,7 +117,8 @@ class CompiledLayer:
         """Runs as the loops have them, under model 0, and the columns of all."""
         tile, starts = self.layer.rule.tile, np.cumsum([0, *self.layer.rule.quotas])
         where = {int(column): at for at, column in enumerate(self.products.columns)}
-        found, columns = [], []
+        found: list[tuple[int, ...]] = []
+        columns: list[int] = []
         for run in self.stream.runs:
             first = run.order * tiles * tile + int(starts[run.k])
             row, origin = coder.table_row(run.width, 0), _signed_levels()[1][run.width]
@@ -129,7 +131,7 @@ class CompiledLayer:
 
     def _with_models(self, runs: NDArray[np.int64], models: Models) -> NDArray[np.int64]:
         found = runs.copy()
-        found[:, 0] += models[[run.place for run in self.stream.runs]]
+        found[:, 0] += models[self.place_of_runs]
         return found
 
     def _rows(self, classes: Tensor) -> NDArray[np.int64]:
@@ -141,7 +143,7 @@ class CompiledLayer:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit with bits. span: among the coded columns; tables, bins: as `core.entropy_loops.code_unit` has them."""
+    """A unit with bits. span: among the coded columns; tables, bins: as `kernels.cell_symbols.code_unit` has them."""
 
     span: slice
     order: int

@@ -1,4 +1,4 @@
-"""Chunks of a code of even cells in machine code: every layer by `core.compiled_layer`, one chunk at a time."""
+"""Chunks of a code of even cells in machine code, one at a time: every layer by `runtime.stored.compiled_layer`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aatc_cli.core.compiled_layer import Cells, CompiledLayer, Models
-from aatc_cli.core.layer_products import HELD
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.stored_rate import RateControl
+from aatc_cli.runtime.stored.compiled_layer import Cells, CompiledLayer, Models
 
 
 class CompiledChunk:
@@ -33,26 +32,26 @@ class CompiledChunk:
         found = []
         for place, layer in enumerate(self.layers):
             mine, told = rows[place], classes[place]
-            seen, targets = layer.targets(mine, below)
+            targets = layer.targets(mine, below)
             tiles = told.shape[-1] // layer.layer.rule.tile
             coded = control.fit(place, tiles, torch.zeros(()), partial(_attempt, layer, targets, told))
             cells, read, models, step = coded
             found.append(layer.pack(cells, models, told, step))
-            below = [layer.products.decode(seen, read), *below][: self.depth]
+            below = [layer.products.decode(below, read), *below][: self.depth]
         return found
 
     def read(self, parts: Sequence[bytes], tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Vectors [T, 2 C] and classes [orders, T] of every layer; raises `AatcError` for bytes that are no layers."""
+        parsed = [layer.stream.parse(data, tokens) for layer, data in zip(self.layers, parts, strict=True)]
+        # tables of symbols and matrices do not fit into a core's memory together
+        latents = [layer.latents(part, tokens) for layer, part in zip(self.layers, parsed, strict=True)]
         below: list[Tensor] = []
-        rows, classes = [], []
-        for layer, data in zip(self.layers, parts, strict=True):
-            parsed = layer.stream.parse(data, tokens)
-            decoded = layer.decode(parsed, tokens, below)
-            assert decoded.dtype == HELD
+        rows = []
+        for layer, mine in zip(self.layers, latents, strict=True):
+            decoded = layer.products.decode(below, mine)
             rows.append(decoded.float() if layer.mean is None else decoded.float() + layer.mean)
-            classes.append(parsed.classes)
             below = [decoded, *below][: self.depth]
-        return rows, classes
+        return rows, [part.classes for part in parsed]
 
 
 def _attempt(
