@@ -14,7 +14,7 @@ AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-.PHONY: help install model demo demo-says study test test-slow test-gpu lint check docs golden golden-check clean
+.PHONY: help install model demo demo-says study evidence test test-slow test-gpu lint check docs golden golden-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -59,6 +59,29 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 	-$(BIN)/aatc study headline --length 1024 --limit $(LIMIT)
 	-$(BIN)/aatc study ablation --length 1024 --limit $(LIMIT)
 	-$(BIN)/aatc study quick --limit $(LIMIT) --context 1024
+	$(BIN)/aatc report
+
+# DATA has state_union.txt and reasoning_cot.jsonl to calibrate on, wiki.test.raw, and folders gsm8k, math-500, longbench
+DATA ?= data
+DEVICE ?= cuda
+ON := --device $(DEVICE) --dtype float32 --batch 8
+KINDS := code tables digits names languages
+SIZES := 8 16 32 64 128 256 512
+SPEECHES = $(DATA)/state_union.txt
+MIXED = --text $(SPEECHES)@0.5 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.5
+COLLECT = $(BIN)/aatc collect --profile smollm2-135m-instruct --length 1024 $(ON)
+TESTS = --text $(DATA)/wiki.test.raw --text $(DATA)/gsm8k/test.jsonl:question
+evidence: export AATC_RUN := runs/evidence
+evidence: install model ## The studies of docs/results.md on one GPU into ./runs/evidence, from texts in DATA; goes on where it stopped
+	$(COLLECT) --samples 256 --fisher 256 $(MIXED)
+	$(COLLECT) --samples 48 --fisher 48 --name mixed $(MIXED)
+	$(COLLECT) --samples 48 --fisher 48 --name prose --text $(SPEECHES)
+	for kind in $(KINDS); do $(COLLECT) --samples 48 --fisher 48 --name $$kind --text builtin:$$kind || exit 1; done
+	for size in $(SIZES); do $(COLLECT) --samples $$size --fisher $$size --name windows-$$size $(MIXED) || exit 1; done
+	-$(BIN)/aatc study evidence --task 'kl*' $(TESTS) --text builtin:python-docs-test $(ON)
+	-$(BIN)/aatc study evidence --text $(DATA)/wiki.test.raw --data $(DATA) --task 'r*' --task turns --task 'accumulate*' $(ON)
+	-$(BIN)/aatc study domains $(TESTS) $(ON)
+	-$(BIN)/aatc study sizes $(TESTS) --text builtin:python-docs-test $(ON)
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model

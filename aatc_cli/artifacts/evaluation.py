@@ -119,8 +119,11 @@ class Evaluation(Measurement):
     kl_mean: float | None = Field(None, description="KL(reference || compressed), nats per token")
     kl_stderr: float | None = None
     kl_windows: list[float] | None = Field(None, description="mean KL of every window, by which methods are paired")
+    kl_p50: float | None = Field(None, description="median of KL over scored positions")
+    kl_p90: float | None = Field(None, description="90th percentile of KL over scored positions")
     kl_p99: float | None = Field(None, description="99th percentile of KL over scored positions")
     kl_p999: float | None = Field(None, description="99.9th percentile of KL over scored positions")
+    kl_max: float | None = Field(None, description="largest KL of a scored position")
     top1: float | None = Field(None, description="share of positions with the reference's most likely token")
     top1_stderr: float | None = None
     nll: float | None = Field(None, description="negative log-likelihood, nats per token")

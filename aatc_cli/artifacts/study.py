@@ -43,7 +43,9 @@ class StudyCell(Settings):
     task: str
     text: str | None = None
     length: int | None = Field(None, description="tokens per window")
-    context: int | None = Field(None, description="tokens of prompt and answer (ruler)")
+    prompt: int | None = Field(None, description="tokens of a window that are a prompt")
+    context: int | None = Field(None, description="tokens of prompt and answer (ruler, turns)")
+    mode: str | None = Field(None, description="how answers are had, where it is not by generation")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of the benchmark that were asked")
     file: str | None = Field(
         None, pattern=f"^{EVALUATION}$", description="the evaluation's file, from the run directory"
@@ -56,14 +58,22 @@ class StudyCell(Settings):
     left_out: dict[str, str] = Field(default_factory=dict, description="parts of a benchmark that were not asked")
 
     @property
-    def place(self) -> tuple[str, str, str | None, int | None, int | None]:
+    def place(self) -> tuple[str, str]:
         """What the cell is of; a study has one cell in each place."""
-        return self.row, self.task, self.text, self.length, self.context
+        return self.row, self.column
+
+    @property
+    def task_name(self) -> str:
+        """What its task is called in the study: ``kl``, ``kl behind 1536``, ``ruler forced``."""
+        behind = None if self.prompt is None else f"behind {self.prompt}"
+        return " ".join(part for part in (self.task, behind, self.mode) if part is not None)
 
     @property
     def column(self) -> str:
-        """The cell's task in words: ``kl wiki.txt 2048``, ``ruler 4096``, ``gsm8k``."""
-        return " ".join(str(part) for part in (self.task, self.text, self.length, self.context) if part is not None)
+        """The cell's task in words: ``kl wiki.txt 2048``, ``kl wiki.txt 2048 behind 1536``, ``ruler 4096 forced``."""
+        behind = None if self.prompt is None else f"behind {self.prompt}"
+        parts = (self.task, self.text, self.length, behind, self.context, self.mode)
+        return " ".join(str(part) for part in parts if part is not None)
 
 
 class StudyResult(Settings):

@@ -77,9 +77,7 @@ GROUPS: dict[str, tuple[tuple[str, Any, Any], ...]] = {
     "plans": (("recipe", RecipeOption, None), ("budget", BudgetOption, None), ("plan", PlanOption, None)),
     "budgets": (("recipe", RecipeOption, None), ("budget", BudgetOption, None)),
     "cache": (("cache", CacheOption, "auto"),),
-    "batch": (
-        ("batch", Annotated[int, typer.Option("--batch", min=1, help="Prompts at once; changes no result.")], 1),
-    ),
+    "batch": (("batch", Annotated[int, typer.Option("--batch", min=1, help="Windows or prompts at once.")], 1),),
     "device": (("device", DeviceOption, "cpu"), ("dtype", DtypeOption, "auto")),
     "device-map": (("device_map", DeviceMapOption, "none"),),
     "dry-run": (("dry_run", DryRunOption, False),),

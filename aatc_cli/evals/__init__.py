@@ -15,10 +15,11 @@ from importlib import import_module
 from typing import Any
 
 # groups of options that tasks share (`cli/options.py`)
-_TEXT = ("model", "plans", "device", "device-map", "dry-run")
+_TEXT = ("model", "plans", "device", "device-map", "batch", "dry-run")
 _RECALL = ("model", "plans", "device", "device-map")
 _CACHE = ("model", "plans", "device", "cache")
 _ANSWERS = (*_CACHE, "batch")
+_FORCED = ("model", "plans", "device", "batch")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ TASKS: tuple[Task, ...] = (
     Task("kl", "kl", "Divergence of the next token from the uncompressed model's, on held-out text.", _TEXT),
     Task("perplexity", "perplexity", "Perplexity with the compressed cache, on held-out text.", _TEXT),
     Task("recall", "recall", "Names and numbers that come again far behind their first mention.", _RECALL),
+    Task(
+        "accumulate",
+        "accumulate",
+        "Divergence of a cache that is built token by token: along a text, and along what either model writes.",
+        _ANSWERS,
+    ),
     Task("stored", "stored", "Divergence behind a prefix that was stored in chunks.", ("model", "plans", "device")),
     Task("distortion", "distortion", "Measured against predicted error of attention.", ("model", "plans", "device")),
     Task(
@@ -76,6 +83,20 @@ TASKS: tuple[Task, ...] = (
     ),
     Task("needles", "needles", "Retrieval by context and depth, by generation: a heat map.", _ANSWERS),
     Task("ruler", "ruler", "RULER: retrieval, tracking, aggregation, questions; by generation.", _ANSWERS, "benchmark"),
+    Task(
+        "turns",
+        "turns",
+        "Several questions about one text, one after another: how likely the right answers are.",
+        _FORCED,
+        "benchmark",
+    ),
+    Task(
+        "references",
+        "references",
+        "How likely the written answers of GSM8K, MATH-500 and LongBench are.",
+        _FORCED,
+        "benchmark",
+    ),
     Task("gsm8k", "lm_eval", "GSM8K by lm-eval: school mathematics, by generation.", _ANSWERS, "benchmark"),
     Task("mmlu-pro", "lm_eval", "MMLU-Pro by lm-eval: multiple choice, by generation.", _ANSWERS, "benchmark"),
     Task("math-500", "lm_eval", "MATH-500 by lm-eval: competition problems, by generation.", _ANSWERS, "benchmark"),

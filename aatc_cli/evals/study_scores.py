@@ -1,4 +1,4 @@
-"""The one figure of a study's cell: KL or perplexity on a text, the mean score of a benchmark's parts."""
+"""The one figure of a study's cell: KL, perplexity or loss on a text, the mean score of a benchmark's parts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, read_measurement
+from aatc_cli.artifacts.evaluation import Evaluation, Measurement
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell
+from aatc_cli.evals.accumulate.result import Result as AccumulateResult
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.reading import read_result
+from aatc_cli.evals.recall.result import Result as RecallResult
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,12 @@ class Score:
         return f"{self.mean:.3g}" if self.stderr is None else f"{self.mean:.3g} ± {self.stderr:.2g}"
 
 
-def cell_evaluation(root: Path, cell: StudyCell) -> Evaluation | BenchmarkResult | None:
+def cell_evaluation(root: Path, cell: StudyCell) -> Measurement | None:
     """What the cell's file holds; None where there is no file. Raises `ArtifactError` for one that is damaged."""
     path = Run(root).evaluation(cell.file) if cell.file else None
     if path is None or not path.is_file():
         return None
-    return read_measurement(path, BenchmarkResult) if path.name.startswith("benchmark.") else read_evaluation(path)
+    return read_result(path)
 
 
 def rows_of(cell: StudyCell, result: BenchmarkResult) -> list[BenchmarkRow]:
@@ -61,6 +64,14 @@ def cell_score(root: Path, cell: StudyCell) -> Score | None:
         return None
     if isinstance(found, BenchmarkResult):
         return mean_of_rows(rows_of(cell, found))
+    if isinstance(found, RecallResult):
+        row = found.row("recalled") or found.row("all")
+        return None if row is None else Score(row.loss, row.loss_stderr)
+    if isinstance(found, AccumulateResult):
+        written = found.row("text")
+        return None if written is None else Score(written.kl_mean, written.kl_stderr)
+    if not isinstance(found, Evaluation):
+        return None
     if found.perplexity is not None:
         return Score(found.perplexity, found.perplexity_stderr)
     return None if found.kl_mean is None else Score(found.kl_mean, found.kl_stderr)

@@ -153,9 +153,15 @@ def behind_prompt(prompt: int, function: AttentionFunction) -> AttentionFunction
 @torch.no_grad()
 def scored_logits(model: Any, tokens: Tensor, first: int) -> Tensor:
     """Logits of positions ``first`` .. T - 2 of one window [1, T], those with a next token. -> [T - 1 - first, V]."""
+    return scored_batch(model, tokens, first)[0]
+
+
+@torch.no_grad()
+def scored_batch(model: Any, tokens: Tensor, first: int) -> Tensor:
+    """The same of windows [B, T]. -> [B, T - 1 - first, V]."""
     keep = tokens.shape[1] - first
     logits: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=keep).logits
-    return logits[0, :-1]
+    return logits[:, :-1]
 
 
 @torch.no_grad()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.artifacts.run import Run
@@ -15,9 +16,10 @@ from aatc_cli.errors import AatcError
 from aatc_cli.evals import find_task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import ModelSource
 from aatc_cli.stages.eval import evaluate
-from aatc_cli.studies.definition import StudyChoices, StudyTask
+from aatc_cli.studies.definition import StudyChoices, StudyTask, WindowTask
 from aatc_cli.text.sources import parse_source
 
 # subjects that share a reference pass, and whose matrices are held at once: more save little and lose more when
@@ -29,37 +31,82 @@ Stage = Callable[[Run, list[Subject]], Sequence[Measurement]]
 
 @dataclass(frozen=True)
 class Column:
-    """How its stage is called, in parts of how many subjects, and what a cell says of itself."""
+    """How its stage is called, in parts of how many subjects, what a cell says of itself, and which rows are asked."""
 
     cell: StudyCell
     stage: Stage
     together: int | None
+    only: tuple[str, ...] = ()
+
+    def asks(self, row: str) -> bool:
+        """Whether the row of this name is asked."""
+        return not self.only or any(fnmatchcase(row, pattern) for pattern in self.only)
+
+    def takes(self, recipe: Recipe) -> bool:
+        """Whether a recipe can be asked: one whose press acts when a prompt ends is not where there is no prompt."""
+        press = recipe.choices.press
+        without = self.cell.task in ("kl", "perplexity", "recall") and self.cell.prompt is None
+        return press.nothing or press.acts != "prompt" or not without
 
 
 def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[Column]:
     """The columns of one task of a study: a text, a context or a whole benchmark each."""
     limit = task.limit if choices.limit is None else choices.limit
-    texts = task.texts or choices.text
     # what is replaced was removed before: a stage that is told to would drop the rows of other contexts with it
-    options = replace(options, force=False)
-    answers = {"limit": limit, "subtask": task.subtasks, "chat": task.chat}
+    options = replace(options, force=False, cache=task.cache)
 
-    def stage(**asked: Any) -> Stage:
-        return partial(_measured, source, task.task, asked, options)
+    def column(together: int | None, shown: dict[str, Any], **asked: Any) -> Column:
+        cell = StudyCell(row="", task=task.task, **shown)
+        stage = partial(_measured, source, task.task, {**asked, "limit": limit}, options)
+        return Column(cell, stage, together, task.only)
 
-    if task.task in ("kl", "perplexity"):
-        length = choices.length or task.length
-        for text in texts:
-            cell = StudyCell(row="", task=task.task, text=parse_source(text).name, length=length)
-            yield Column(cell, stage(text=(text,), length=length, limit=limit, first=task.first), _TOGETHER)
-    elif task.task == "ruler":
-        for context in choices.context or task.contexts:
-            asked = {**answers, "context": (context,), "seed": task.seed, "data": _data(task, choices)}
-            cell = StudyCell(row="", task="ruler", context=context, subtasks=task.subtasks)
-            yield Column(cell, stage(**asked, text=texts), None)
+    if task.task in get_args(WindowTask):
+        yield from _of_windows(task, choices, column)
+    elif task.task in ("ruler", "turns"):
+        yield from _of_contexts(task, choices, column)
     else:
-        cell = StudyCell(row="", task=task.task, subtasks=task.subtasks)
-        yield Column(cell, stage(**answers, data=_data(task, choices)), None)
+        asked: dict[str, Any] = {"subtask": task.subtasks}
+        if task.task == "references":
+            length = choices.length or task.length
+            asked |= {"length": length, **({"data": choices.data} if choices.data else {})}
+            yield column(None, {"subtasks": task.subtasks, "length": length}, **asked)
+        else:
+            yield column(None, {"subtasks": task.subtasks}, **asked, chat=task.chat, data=_data(task, choices))
+
+
+def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Iterator[Column]:
+    """A column for every text."""
+    length = choices.length or task.length
+    for text in task.texts or choices.text:
+        shown: dict[str, Any] = {"text": parse_source(text).name, "prompt": task.prompt}
+        asked: dict[str, Any] = {"text": (text,)}
+        if task.task == "accumulate":
+            asked |= {
+                "tokens": task.tokens,
+                "way": task.ways,
+                "seed": task.seed,
+                **({"prompt": task.prompt} if task.prompt else {}),
+            }
+            yield column(_TOGETHER, shown | {"length": task.tokens}, **asked)
+            continue
+        asked["length"] = length
+        if task.task != "recall":
+            asked["first"] = task.first
+        if task.prompt is not None:
+            asked["prompt"] = task.prompt
+        yield column(_TOGETHER, shown | {"length": length}, **asked)
+
+
+def _of_contexts(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Iterator[Column]:
+    """A column for every context."""
+    texts = task.texts or choices.text
+    for context in choices.context or task.contexts:
+        asked: dict[str, Any] = {"context": (context,), "seed": task.seed, "text": texts}
+        shown: dict[str, Any] = {"context": context, "subtasks": task.subtasks}
+        if task.task == "ruler":
+            asked |= {"subtask": task.subtasks, "chat": task.chat, "data": _data(task, choices), "mode": task.mode}
+            shown["mode"] = None if task.mode == "generate" else task.mode
+        yield column(None, shown, **asked)
 
 
 def _measured(

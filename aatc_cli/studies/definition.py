@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.config import MAX_BITS, Settings
+from aatc_cli.errors import UsageError
+from aatc_cli.evals.accumulate.settings import WAYS, Way
 from aatc_cli.evals.windows.settings import TEXT
 from aatc_cli.profiles import load_named
 
-WindowTask = Literal["kl", "perplexity"]
+WindowTask = Literal["kl", "perplexity", "recall", "accumulate"]
+ForcedTask = Literal["turns", "references"]
 HarnessTask = Literal["gsm8k", "mmlu-pro", "math-500", "longbench"]
 _Bits = Annotated[float, Field(gt=0, le=MAX_BITS)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 # fields that only some tasks read
 _READ_BY = {
-    "length": ("kl", "perplexity"),
+    "length": ("kl", "perplexity", "recall", "references"),
     "first": ("kl", "perplexity"),
-    "texts": ("kl", "perplexity", "ruler"),
-    "contexts": ("ruler",),
-    "seed": ("ruler",),
-    "subtasks": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
+    "prompt": ("kl", "accumulate"),
+    "tokens": ("accumulate",),
+    "ways": ("accumulate",),
+    "cache": ("accumulate",),
+    "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns"),
+    "contexts": ("ruler", "turns"),
+    "mode": ("ruler",),
+    "seed": ("ruler", "turns", "accumulate"),
+    "subtasks": ("ruler", "references", "gsm8k", "mmlu-pro", "math-500", "longbench"),
     "chat": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
 }
 
@@ -30,10 +41,13 @@ class StudyChoices(Settings):
     """What a call changes of a study: texts where a task names none, and limits, lengths and methods of all tasks."""
 
     recipe: tuple[str, ...] = Field((), strict=False, description="Only these of the study's methods; several allowed.")
+    task: tuple[str, ...] = Field(
+        (), strict=False, description="Only these of the study's tasks (kl, 'ruler forced', ...), globs allowed."
+    )
     text: tuple[str, ...] = Field(
         (TEXT,), strict=False, description="Held-out text of tasks that name none; several allowed."
     )
-    length: int | None = Field(None, ge=2, description="Tokens per window, of all tasks.")
+    length: int | None = Field(None, ge=2, description="Tokens per window, of all tasks that have windows.")
     limit: int | None = Field(None, ge=0, description="Windows per text or samples per subtask, of all tasks.")
     context: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), strict=False, description="Contexts of RULER; several allowed."
@@ -56,25 +70,41 @@ class StudyMethod(Settings):
 
 
 class StudyTask(Settings):
-    """One task, asked of every method."""
+    """One task, asked of every method, or of ``only`` some."""
 
-    task: WindowTask | Literal["ruler"] | HarnessTask
+    task: WindowTask | ForcedTask | Literal["ruler"] | HarnessTask
+    only: tuple[str, ...] = Field(
+        (), strict=False, description="names of rows that are asked, as paper@2 or fp16, globs allowed; all if none"
+    )
     texts: tuple[str, ...] = Field((), strict=False, description="held-out texts; those of --text unless given")
-    length: int = Field(2048, ge=2, description="tokens per window (kl, perplexity)")
+    length: int = Field(2048, ge=2, description="tokens per window (kl, perplexity, recall) or prompt (references)")
     first: int | None = Field(None, ge=0, description="first scored position (kl, perplexity); the task's own if none")
-    contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler)")
+    prompt: int | None = Field(None, ge=1, description="tokens of a window that are a prompt (kl, accumulate)")
+    tokens: int = Field(512, ge=8, description="tokens decoded behind the prompt (accumulate)")
+    ways: tuple[Way, ...] = Field(WAYS, strict=False, description="who writes the tokens that are decoded (accumulate)")
+    cache: Literal["auto", "packed", "fused", "simulated"] = Field(
+        "auto", description="how the cache is held (accumulate)"
+    )
+    contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler, turns)")
+    mode: Literal["generate", "forced"] = Field("generate", description="how answers are had (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")
     limit: int = Field(4, ge=0, description="windows per text or samples per subtask; 0 is all")
     chat: bool = Field(False, description="ask in the model's chat template (benchmarks)")
-    seed: int = Field(0, ge=0, description="seed of the prompts (ruler)")
+    seed: int = Field(0, ge=0, description="seed of prompts (ruler, turns) and of what is written (accumulate)")
+
+    @property
+    def name(self) -> str:
+        """What it is chosen by: the task, with the prompt or mode that tells it from others of its kind."""
+        mode = None if self.mode == "generate" else self.mode
+        return StudyCell(row="", task=self.task, prompt=self.prompt, mode=mode).task_name
 
     @model_validator(mode="after")
     def _fields_are_read(self) -> Self:
         for field, tasks in _READ_BY.items():
             if self.task not in tasks and getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field} is not read by {self.task}, only by {', '.join(tasks)}")
-        if self.task == "ruler" and not self.contexts:
-            raise ValueError("ruler needs contexts")
+        if self.task in ("ruler", "turns") and not self.contexts:
+            raise ValueError(f"{self.task} needs contexts")
         return self
 
 
@@ -93,6 +123,15 @@ class Study(Settings):
         if twice:
             raise ValueError(f"recipe {twice[0]} is listed twice with the same stats; give it all budgets in one entry")
         return self
+
+
+def chosen_tasks(study: Study, wanted: Sequence[str]) -> list[StudyTask]:
+    """Tasks of a study whose names match any of the globs, all without any; raises `UsageError` for one in vain."""
+    for pattern in wanted:
+        if not any(fnmatchcase(task.name, pattern) for task in study.tasks):
+            known = ", ".join(dict.fromkeys(task.name for task in study.tasks))
+            raise UsageError(f"the study {study.name} has no task {pattern!r}", f"it has {known}")
+    return [t for t in study.tasks if not wanted or any(fnmatchcase(t.name, pattern) for pattern in wanted)]
 
 
 def load_study(name: str) -> Study:

@@ -13,11 +13,11 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyResult, update_study
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.kept import keeping_models
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
+from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.studies.columns import columns_of
-from aatc_cli.studies.definition import Study, StudyChoices
+from aatc_cli.studies.definition import Study, StudyChoices, chosen_tasks
 from aatc_cli.studies.methods import Methods, methods_of
 from aatc_cli.studies.sheet import Sheet
 
@@ -36,6 +36,7 @@ def run_study(
     or a model that nothing can be done with, and not for single cells.
     """
     methods_of(study, choices.recipe)  # what is wrong with the study itself is said before a model is loaded
+    tasks = chosen_tasks(study, choices.task)
     order = [(recipe.name, method.stats) for method, recipe in methods_of(study)]
     with keeping_models():
         tokenizer = load_tokenizer(source)
@@ -47,14 +48,16 @@ def run_study(
             model=identity.name,
             model_fingerprint=str(identity.weights_fingerprint),
         )
-        forget = partial(_forgotten, run, choices.recipe) if options.force else lambda result: result
-        known = {row.name: row for row in update_study(run.root, empty, forget).rows}
+        forget = partial(_forgotten, run, choices.recipe, {task.name for task in tasks})
+        found = update_study(run.root, empty, forget if options.force else lambda result: result)
+        known = {row.name: row for row in found.rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
-            entrants = Methods(run, known, options.force).entrants(study, choices.recipe)
+            device = leading_device(options.device, spread=options.spread)
+            entrants = Methods(run, known, options.force, device).entrants(study, choices.recipe)
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
-        for task in study.tasks:
+        for task in tasks:
             for column in columns_of(source, task, choices, options):
                 sheet = Sheet(run, column, result)
                 sheet.fill(entrants)
@@ -62,10 +65,11 @@ def run_study(
     return result
 
 
-def _forgotten(run: Run, recipes: tuple[str, ...], result: StudyResult) -> StudyResult:
-    """The result without the cells of ``recipes`` (all if none), whose evaluations are removed."""
+def _forgotten(run: Run, recipes: tuple[str, ...], tasks: set[str], result: StudyResult) -> StudyResult:
+    """The result without the cells of ``recipes`` (all if none) in ``tasks``, whose evaluations are removed."""
     names = {row.name for row in result.rows if not recipes or row.recipe in recipes}
-    for cell in result.cells:
-        if cell.row in names and cell.file is not None:
+    gone = [cell for cell in result.cells if cell.row in names and cell.task_name in tasks]
+    for cell in gone:
+        if cell.file is not None:
             run.evaluation(cell.file).unlink(missing_ok=True)
-    return result.model_copy(update={"cells": tuple(cell for cell in result.cells if cell.row not in names)})
+    return result.model_copy(update={"cells": tuple(cell for cell in result.cells if cell not in gone)})

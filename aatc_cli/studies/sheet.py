@@ -29,10 +29,11 @@ class Sheet:
     places: dict[Path, list[Entrant]] = field(default_factory=dict)
 
     def fill(self, entrants: Sequence[Entrant]) -> None:
-        """Every entrant: those without a subject at once, the others by their run and in parts."""
+        """Every entrant that is asked: those without a subject at once, the others by their run and in parts."""
+        entrants = [entrant for entrant in entrants if self.column.asks(entrant.row.name)]
         self._put([self._cell(c, reason=c.row.reason) for c in entrants if c.subject is None])
         for entrant in entrants:
-            if entrant.subject is not None:
+            if entrant.subject is not None and self.column.takes(entrant.subject.recipe):
                 self.places.setdefault(entrant.place.root, []).append(entrant)
         for members in self.places.values():
             size = self.column.together or len(members)

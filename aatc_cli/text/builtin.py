@@ -1,6 +1,7 @@
-"""Text that needs no file of the user's and no network: the documentation topics of Python 3.11, part of this package.
+"""Text that needs no file of the user's and no network: documentation of Python 3.11, and what is made (`text.made`).
 
-They came with CPython 3.11.7 (`pydoc_data.topics`); those of other versions differ. Licence: python_topics.LICENSE.txt.
+The topics came with CPython 3.11.7 (`pydoc_data.topics`); those of other versions differ. Licence:
+python_topics.LICENSE.txt.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from functools import cache
 from importlib.resources import files
 
 from aatc_cli.errors import AatcError
+from aatc_cli.text.made import KINDS, made_documents
 
 PYTHON_DOCS = "python-docs"
 PYTHON_DOCS_TEST = "python-docs-test"
-BUILTIN_NAMES = (PYTHON_DOCS, PYTHON_DOCS_TEST)
+MADE_NAMES = tuple(f"{kind}{part}" for kind in KINDS for part in ("", "-test"))
+BUILTIN_NAMES = (PYTHON_DOCS, PYTHON_DOCS_TEST, *MADE_NAMES)
 HELD_OUT_EVERY = 5
 
 
 def builtin_documents(name: str) -> list[str]:
     """The documents of the built-in text ``name``, in the order of their topic names.
 
-    Of the sorted topics every fifth one belongs to ``python-docs-test``, the others to ``python-docs``. They are the
-    same under every version of Python. Raises `AatcError` for an unknown name.
+    Of the sorted topics every fifth one belongs to ``python-docs-test``, the others to ``python-docs``. All texts are
+    the same under every version of Python. Raises `AatcError` for an unknown name.
     """
     if name not in BUILTIN_NAMES:
         raise AatcError(f"there is no built-in text named {name!r}", f"available: {', '.join(BUILTIN_NAMES)}")
+    if name in MADE_NAMES:
+        return made_documents(name.removesuffix("-test"), test=name.endswith("-test"))
     calibration, test = split_topics(python_topics())
     return calibration if name == PYTHON_DOCS else test
 

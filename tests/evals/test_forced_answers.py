@@ -12,10 +12,10 @@ import torch
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import make_budget
+from aatc_cli.evals.answers.forced import Forcer, forced_answer
 from aatc_cli.evals.answers.generation import Batch, generate
 from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.opened import Opened, open_subjects
-from aatc_cli.evals.ruler.forced import Forcer, forced_answer
 from aatc_cli.evals.ruler.job import Job
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.compressed import cache_keyword

@@ -346,6 +346,27 @@ def test_one_width_takes_the_nearest_of_its_widths(run):
     assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
 
 
+def test_presses_of_prompts_are_asked_behind_one(tiny_llama, corpus, run):
+    """Tasks with a prompt and without are columns of their own, and a press that needs one is not missing elsewhere."""
+    task = {"task": "kl", "length": 224, "first": 200, "limit": 1}
+    study = Study.model_validate(
+        {
+            "name": "prompts",
+            "summary": "x",
+            "methods": [{"recipe": "kivi", "budgets": [2]}, {"recipe": "snapkv", "budgets": [4]}],
+            "tasks": [task, task | {"prompt": 200}],
+        }
+    )
+    result = run_study(run, find_model(str(tiny_llama)), study, StudyChoices(text=(str(corpus),)), EvalOptions(batch=2))
+    assert result.missing == {}
+    name = corpus.name
+    assert [(cell.row, cell.column) for cell in result.cells] == [
+        ("kivi-2", f"kl {name} 224"),
+        ("kivi-2", f"kl {name} 224 behind 200"),
+        ("snapkv-4", f"kl {name} 224 behind 200"),
+    ]
+
+
 def test_packaged_studies_name_recipes_and_budgets_that_are_there():
     for name in available("studies"):
         study = load_study(name)
@@ -457,3 +478,70 @@ def test_a_column_is_measured_on_one_thing(studied, run, corpus, tmp_path):
     assert kept_of(run.evals).items() >= before.items()
     forced = studied("--limit", 2, "--force")
     assert forced.code == 0, forced.err
+
+
+LONGER = """
+name = "longer"
+summary = "Tasks that only some are asked"
+
+[[methods]]
+recipe = "fp16"
+
+[[methods]]
+recipe = "paper"
+budgets = [3, 4]
+
+[[methods]]
+recipe = "kivi"
+budgets = [2]
+
+[[tasks]]
+task = "kl"
+length = 224
+limit = 1
+
+[[tasks]]
+task = "kl"
+only = ["paper-*"]
+length = 224
+prompt = 180
+limit = 1
+
+[[tasks]]
+task = "accumulate"
+only = ["fp16", "paper-3"]
+prompt = 150
+tokens = 16
+limit = 1
+"""
+
+
+def test_tasks_that_only_some_are_asked(tiny_llama, corpus, run, tmp_path, aatc):
+    """Columns of one text behind prompts of different lengths stand apart, and each is asked of its own rows."""
+    file = tmp_path / "longer.toml"
+    file.write_text(LONGER, encoding="utf-8")
+    where = ("--model", tiny_llama, "--run", run.root, "--text", corpus, "--json")
+    first = aatc("study", file, *where, "--task", "kl behind*", "--task", "accumulate*")
+    assert first.code == 0, first.err
+    found = {(cell["row"], cell["task"], cell["prompt"]) for cell in first.json["cells"]}
+    behind = {(name, "kl", 180) for name in ("paper-3", "paper-4")}
+    assert found == behind | {(name, "accumulate", 150) for name in ("fp16", "paper-3")}
+    whole = aatc("study", file, *where)
+    assert whole.code == 0, whole.err
+    assert whole.err.count("is there already") == 4
+    cells = {(cell["row"], cell["task"], cell["prompt"]): cell["file"] for cell in whole.json["cells"]}
+    assert set(cells) == found | {(name, "kl", None) for name in ("fp16", "paper-3", "paper-4", "kivi-2")}
+    assert len(set(cells.values())) == len(cells)
+    # made anew: these columns, and no others
+    times = {name: (run.root / name).stat().st_mtime_ns for name in cells.values()}
+    again = aatc("study", file, *where, "--task", "accumulate*", "--force")
+    assert again.code == 0, again.err
+    anew = {key for key, name in cells.items() if (run.root / name).stat().st_mtime_ns != times[name]}
+    assert anew == {key for key in cells if key[1] == "accumulate"}
+    report = aatc("report", "--run", run.root)
+    assert report.code == 0, report.err
+    page = (run.root / "report" / "report.md").read_text("utf-8")
+    assert "16 tokens decoded behind 150 of corpus.txt: the text itself" in page
+    wrong = aatc("study", file, *where, "--task", "ruler")
+    assert wrong.code == 2
+    assert "kl, kl behind 180, accumulate behind 150" in wrong.err

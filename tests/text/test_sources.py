@@ -14,7 +14,8 @@ import datasets
 import pytest
 
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.text.builtin import builtin_documents, python_topics, split_topics
+from aatc_cli.text.builtin import MADE_NAMES, builtin_documents, python_topics, split_topics
+from aatc_cli.text.made import KINDS
 from aatc_cli.text.sources import TextSource, documents, parse_source
 
 
@@ -72,6 +73,9 @@ def test_what_is_no_number_stays_in_the_file_name(spec: str) -> None:
     assert parse_source(spec) == TextSource("file", spec, spec)
 
 
+MADE = "2911e5b60279a000eae412973d529663eb5fa7c25233976c56606bea1b658c2f"
+
+
 def normalised(document: str) -> set[str]:
     return {" ".join(part.split()) for part in document.split("\n\n") if part.strip()}
 
@@ -102,6 +106,28 @@ def test_the_builtin_text_is_the_same_under_every_python(name: str, digest: str)
     """The digest is that of the topics of CPython 3.11.7, with which all figures in docs/ were made."""
     text = "\n\n".join(builtin_documents(name))
     assert hashlib.sha256(text.encode()).hexdigest() == digest
+
+
+def test_made_texts_are_the_same_everywhere_and_their_parts_are_not() -> None:
+    """A digest of all of them; documents to test on share form and not content with those to calibrate on."""
+    digest = hashlib.sha256()
+    for name in MADE_NAMES:
+        digest.update("\n\n".join(builtin_documents(name)).encode())
+    assert digest.hexdigest() == MADE
+    for kind in KINDS:
+        calibration, test = builtin_documents(kind), builtin_documents(f"{kind}-test")
+        assert sum(map(len, test)) > 100_000
+        assert len(set(calibration) | set(test)) == len(calibration) + len(test)
+    # what is written as sums are sums, and balances are kept
+    ledgers = [text for text in builtin_documents("digits-test") if text.startswith("001 account")]
+    kept: dict[str, int] = {}
+    for line in ledgers[0].splitlines():
+        _, _, account, change, _, balance = line.split()
+        kept[account] = kept.get(account, 0) + int(change)
+        assert kept[account] == int(balance)
+    for text in builtin_documents("code-test"):
+        if text.startswith("from __future__"):
+            compile(text, "made", "exec")
 
 
 def test_split_topics_takes_out_repeated_paragraphs() -> None:

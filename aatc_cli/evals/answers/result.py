@@ -23,7 +23,9 @@ class BenchmarkRow(Settings):
     high: float | None = Field(None, description="upper end of the same interval")
     samples: int
     scores: list[float] | None = Field(None, description="of every sample, in the order asked")
-    logprob: float | None = Field(None, description="forced answers: mean log-probability of the right answer, nats")
+    logprob: float | None = Field(
+        None, description="forced answers: log-probability of the right one (of references: of a token of it), nats"
+    )
     logprob_stderr: float | None = Field(None, description="standard error of the same over samples")
     logprobs: list[float] | None = Field(None, description="the same of every sample")
     calibration_share: float | None = Field(

@@ -57,7 +57,7 @@ class Source:
         paths = sorted(self.folder.glob(pattern))
         if not paths:
             raise AatcError(f"{self.folder} has no file {pattern}", f"put the JSON lines of {self.benchmark} there")
-        return [row for path in paths for row in _json_lines(path)]
+        return [row for path in paths for row in json_lines(path)]
 
 
 def _gsm8k(source: Source, subtask: str) -> Splits:
@@ -79,7 +79,7 @@ def _mmlu(source: Source, subtask: str) -> Splits:
 def _longbench(source: Source, subtask: str) -> Splits:
     original = None if source.folder is None else source.folder / "qmsum_test.jsonl"
     if subtask == "qmsum" and original is not None and original.is_file():
-        return {"test": [row for meeting in _json_lines(original) for row in qmsum_rows(meeting)]}
+        return {"test": [row for meeting in json_lines(original) for row in qmsum_rows(meeting)]}
     rows = source._rows(f"{subtask}.jsonl", ("Xnhyacinth/LongBench", subtask), "test")
     # the copy on the hub that has no loading script calls the field "input" by another name
     return {"test": [row if "input" in row else row | {"input": row.get("question", "")} for row in rows]}
@@ -110,7 +110,8 @@ def chosen_subtasks(benchmark: str, wanted: list[str]) -> list[str]:
     return [name for name in names if not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)]
 
 
-def _json_lines(path: Path) -> list[Record]:
+def json_lines(path: Path) -> list[Record]:
+    """The objects of a file of JSON lines; raises `AatcError` when it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]

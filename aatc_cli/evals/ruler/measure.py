@@ -6,14 +6,13 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.answers.ledger import Ledger
+from aatc_cli.evals.answers.seen import calibrated_share
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.ruler.job import Job, make_jobs
+from aatc_cli.evals.ruler.job import make_jobs
 from aatc_cli.evals.ruler.result import Result
 from aatc_cli.evals.ruler.settings import Settings
 from aatc_cli.evals.ruler.ways import Ask, forcing, generating
-from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import check_packed
-from aatc_cli.evals.windows.seen import seen_of_prompts
 from aatc_cli.text.ruler.tasks import TASKS, chosen_tasks
 from aatc_cli.text.sources import documents, parse_source
 
@@ -49,16 +48,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         if missing:
             ask = ask or (forcing(opened) if forced else generating(opened))
             for subject, row in zip(missing, ask(job, missing), strict=True):
-                ledger.add(subject, row.model_copy(update={"calibration_share": _seen(opened, job, subject)}), job.what)
+                share = calibrated_share(opened, subject, job.samples, job.what)
+                ledger.add(subject, row.model_copy(update={"calibration_share": share}), job.what)
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]
-
-
-def _seen(opened: Opened, job: Job, subject: Subject) -> float | None:
-    """The share of the prompts that a plan was calibrated on, said where there is one."""
-    if subject.plan is None:
-        return None
-    share = seen_of_prompts(subject.plan, [sample.tokens for sample in job.samples], opened.tokenizer.bos)
-    if share:
-        say(f"eval: {share:.0%} of {job.what} is calibration text of {subject.name}: its scores flatter it")
-    return share

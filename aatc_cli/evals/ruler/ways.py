@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aatc_cli.evals.answers.asking import Asker
+from aatc_cli.evals.answers.forced import Forcer
 from aatc_cli.evals.answers.ledger import score_row
 from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.ruler.forced import Forcer
 from aatc_cli.evals.ruler.job import Job
 from aatc_cli.evals.subjects import Subject
 

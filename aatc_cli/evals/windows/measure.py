@@ -69,8 +69,8 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
     sites = attention_sites(model)
     reader = Reader(opened.tokenizer.encode)
     methods = [method_of(subject, sites, opened.options, reader) for subject in subjects]
-    what = f"eval {opened.task}"
-    with progress(what, frame.windows.tokens.shape[0] * (1 + len(methods))) as ticker:
+    what, batch = f"eval {opened.task}", opened.options.batch
+    with progress(what, -(-frame.windows.tokens.shape[0] // batch) * (1 + len(methods))) as ticker:
         return score_windows(
             model,
             sites,
@@ -79,4 +79,5 @@ def forced_scores(frame: Frame, subjects: Sequence[Subject]) -> list[Scores]:
             frame.settings.first_position,
             lambda name: ticker.advance(text=f"{what}: {name}"),
             frame.settings.prompt_tokens,
+            batch,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aatc_cli.artifacts.evaluation import Evaluation
+from aatc_cli.artifacts.evaluation import Evaluation, Measurement
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.study_scores import rows_of
@@ -21,7 +21,7 @@ class StudyView:
     """A study's result with the evaluations of its cells by file, and the paper's figures where the model is its."""
 
     result: StudyResult
-    found: Mapping[str, Evaluation | BenchmarkResult]
+    found: Mapping[str, Measurement]
     published: Published | None = None
 
     def cells(self, task: str) -> list[StudyCell]:
@@ -38,6 +38,10 @@ class StudyView:
         found = self.found.get(cell.file or "")
         rows = rows_of(cell, found) if isinstance(found, BenchmarkResult) else []
         return [row for row in rows if subtask is None or row.subtask == subtask]
+
+    def measured(self, task: str) -> list[Measurement]:
+        """Results of a task's cells that are there, in their order."""
+        return [found for cell in self.cells(task) if (found := self.found.get(cell.file or "")) is not None]
 
     def reason(self, cell: StudyCell | None) -> str:
         """Why a cell shows nothing."""

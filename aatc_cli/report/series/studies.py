@@ -83,7 +83,7 @@ def sweep_panels(view: StudyView) -> list[ScorePanel]:
 
 def context_panels(view: StudyView) -> list[ScorePanel]:
     """RULER's mean score over context, a line per method and budget, where there are two contexts or more."""
-    columns = [column for column in score_columns(view) if column.key.startswith("ruler ")]
+    columns = [c for c in score_columns(view) if c.key.startswith("ruler ") and c.key.split()[-1].isdigit()]
     lines = []
     for row in view.result.rows:
         points = [
@@ -98,32 +98,41 @@ def score_columns(view: StudyView) -> list[Column]:
     """One column per benchmark: LongBench averaged, RULER by context, MMLU-Pro by subject."""
     columns: list[Column] = []
     if view.cells("longbench"):
-        averaged = _column(view, "LongBench avg.", "longbench", "longbench", None, AVERAGED)
+        averaged = _column(view, "LongBench avg.", "longbench", "longbench", subtasks=AVERAGED)
         columns.append(averaged)
-    for context in dict.fromkeys(cell.context for cell in view.cells("ruler")):
-        columns.append(_column(view, f"RULER {context}", f"ruler {context}", "ruler", context))
+    for context, mode in dict.fromkeys((cell.context, cell.mode) for cell in view.cells("ruler")):
+        forced = f" {mode}" if mode else ""
+        columns.append(_column(view, f"RULER {context}{forced}", f"ruler {context}{forced}", "ruler", (context, mode)))
     columns += [_column(view, _NAMES[task], task, task) for task in ("gsm8k", "math-500") if view.cells(task)]
     if view.cells("mmlu-pro"):
         columns += [
-            _column(view, _NAMES[f"mmlu-pro {subject}"], f"mmlu-pro {subject}", "mmlu-pro", None, (subject,))
+            _column(view, _NAMES[f"mmlu-pro {subject}"], f"mmlu-pro {subject}", "mmlu-pro", subtasks=(subject,))
             for subject in ("math", "computer_science")
         ]
     return columns
 
 
-def subtask_columns(view: StudyView, task: str, context: int | None) -> list[Column]:
+def subtask_columns(view: StudyView, task: str, context: int | None, mode: str | None = None) -> list[Column]:
     """One column per subtask of LongBench, or of RULER at a context."""
-    cells = [cell for cell in view.cells(task) if cell.context == context]
+    cells = [cell for cell in view.cells(task) if (cell.context, cell.mode) == (context, mode)]
     names = dict.fromkeys(row.subtask for cell in cells for row in view.benchmark_rows(cell))
-    place = task if context is None else f"{task} {context}"
-    return [_column(view, name, f"{place} {name}", task, context, (name,)) for name in names]
+    place = " ".join(str(part) for part in (task, context, mode) if part is not None)
+    return [_column(view, name, f"{place} {name}", task, (context, mode), (name,)) for name in names]
 
 
 def _column(
-    view: StudyView, title: str, key: str, task: str, context: int | None = None, subtasks: Sequence[str] = ()
+    view: StudyView,
+    title: str,
+    key: str,
+    task: str,
+    place: tuple[int | None, str | None] = (None, None),
+    subtasks: Sequence[str] = (),
 ) -> Column:
-    """Scores of a task averaged over ``subtasks`` (all if none), for the methods that have all of them."""
-    cells = {cell.row: cell for cell in view.cells(task) if cell.context == context}
+    """Scores of a task averaged over ``subtasks`` (all if none), for the methods that have all of them.
+
+    place: context and mode.
+    """
+    cells = {cell.row: cell for cell in view.cells(task) if (cell.context, cell.mode) == place}
     figures: dict[str, Figure] = {}
     for name, cell in cells.items():
         rows = [row for row in view.benchmark_rows(cell) if not subtasks or row.subtask in subtasks]

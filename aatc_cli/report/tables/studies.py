@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from aatc_cli.artifacts.evaluation import Evaluation
 from aatc_cli.artifacts.study import StudyCell, StudyRow
 from aatc_cli.core.compare import Figure, difference
+from aatc_cli.evals import find_task
+from aatc_cli.evals.rows import Rows
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.protocols import Protocol, apart_notes
 from aatc_cli.report.data.study import StudyView, title_of
@@ -16,6 +18,8 @@ from aatc_cli.report.series.studies import Column, score_columns, subtask_column
 from aatc_cli.report.tables.scores import INTERVAL_NOTE, TIE, TIE_NOTE, marks_of, score_text
 from aatc_cli.report.text import MISSING, change, number, percent_with_error, spread
 
+# tasks of a study that are neither KL on windows nor one score of a benchmark
+_OWN_TABLES = ("recall", "accumulate", "turns", "references")
 RATE_NOTE = (
     "Packed bits: what a number of a packed token takes with scales, padding and all else that goes with it; rows "
     "are grouped, and the best found, by their nearest half bit."
@@ -26,10 +30,10 @@ SIMULATED_NOTE = "simulated: codes are decoded at once into an ordinary cache; b
 
 def window_tables(view: StudyView) -> list[Table]:
     """One table per task, text and windows; the lowest KL (or perplexity) of every half bit is in bold."""
-    found: dict[tuple[str, str | None, int | None], list[StudyCell]] = {}
+    found: dict[str, list[StudyCell]] = {}
     for task in ("kl", "perplexity"):
         for cell in view.cells(task):
-            found.setdefault((task, cell.text, cell.length), []).append(cell)
+            found.setdefault(cell.column, []).append(cell)
     tables: list[Table] = []
     for cells in found.values():
         protocols = sorted({Protocol.of(e) for cell in cells if (e := view.window(cell)) is not None})
@@ -37,6 +41,17 @@ def window_tables(view: StudyView) -> list[Table]:
             tables.append(_window_table(view, cells, protocol, apart))
         if not protocols:
             tables.append(Table(cells[0].column, ("method",), (), tuple(_missing_notes(view, cells))))
+    return tables
+
+
+def task_tables(view: StudyView) -> list[Table]:
+    """What cells of other tasks hold, in those tasks' own tables; their rows are methods at their budgets."""
+    tables = []
+    for name in _OWN_TABLES:
+        results = view.measured(name)
+        if results:
+            made: list[Rows] = find_task(name).part("table", "tables")(results)
+            tables += [Table.plain(rows.title, tuple(rows.columns), rows.rows) for rows in made]
     return tables
 
 
@@ -116,10 +131,11 @@ def main_table(view: StudyView) -> Table | None:
 def subtask_tables(view: StudyView) -> list[Table]:
     """Scores by subtask, of LongBench and of RULER at every context."""
     tables: list[Table | None] = []
-    for task, context in dict.fromkeys((cell.task, cell.context) for cell in view.result.cells):
+    for task, context, mode in dict.fromkeys((cell.task, cell.context, cell.mode) for cell in view.result.cells):
         if task in ("longbench", "ruler"):
-            title = "LongBench" if task == "longbench" else f"RULER at {context} tokens"
-            tables.append(_score_table(view, f"{title} by subtask: score in %", subtask_columns(view, task, context)))
+            title = "LongBench" if task == "longbench" else f"RULER at {context} tokens{', forced' if mode else ''}"
+            columns = subtask_columns(view, task, context, mode)
+            tables.append(_score_table(view, f"{title} by subtask: score in %", columns))
     return [table for table in tables if table is not None]
 
 

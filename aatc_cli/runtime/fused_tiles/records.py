@@ -9,7 +9,7 @@ takes beyond the codes of its widths is empty slots (`slots`) and at most 15 byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +82,13 @@ class RecordTiles:
     def pack(self, latents: Mapping[Side, Tensor], classes: Tensor) -> Tensor:
         """Tiles [..., nbytes] of latents [..., t, C] of both sides and classes [..., orders, t]."""
         rows = rows_of(classes)
-        coded = {side: self.sides[side].coded(latents[side], rows) for side in SIDES}
+        return self.packed({side: self.sides[side].coded(latents[side], rows) for side in SIDES}, rows)
+
+    def packed(self, coded: Mapping[Side, Sequence[tuple[Tensor, Tensor]]], rows: Tensor) -> Tensor:
+        """Tiles [..., nbytes] of codes and token scales by side and class, as of `SidePacking.coded`.
+
+        rows [..., orders, t]: the place in the tile of every row.
+        """
         places = rows.expand(*rows.shape[:-2], self.heads, -1).to(torch.uint8)
         pieces = []
         for head in range(self.heads):
@@ -94,7 +100,7 @@ class RecordTiles:
                     part = {side: (coded[side][k][0][..., head, :], coded[side][k][1][..., head]) for side in SIDES}
                     pieces.append(_packed(record, mine, part).flatten(-2))
                 start += quota
-        return torch.cat(pieces, -1) if pieces else latents["k"].new_zeros(*rows.shape[:-2], 0).to(torch.uint8)
+        return torch.cat(pieces, -1) if pieces else places.new_zeros(*rows.shape[:-2], 0)
 
     def unpack(self, data: Tensor) -> tuple[dict[Side, Tensor], Tensor]:
         """Latents [..., t, C] of both sides by place, and classes [..., orders, t], of tiles [..., nbytes].

@@ -60,7 +60,7 @@ class Needles:
         asked = random.sample(keys, self.queries)
         needles = [self._needle(key, value) for key in keys for value in values[key]]
         random.shuffle(needles)
-        hide = self._in_essay if self.haystack == "essay" else self._in_lines
+        hide = self.in_essay if self.haystack == "essay" else self._in_lines
         context = hide(needles, random, size, {*keys, *drawn})
         query = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
         answers = tuple(value for key in asked for value in values[key])
@@ -85,7 +85,8 @@ class Needles:
             lines.insert(place, needle)
         return "\n".join(lines)
 
-    def _in_essay(self, needles: list[str], random: Random, size: int, taken: set[str]) -> str:
+    def in_essay(self, needles: list[str], random: Random, size: int, taken: set[str]) -> str:
+        """``size`` words of the essay with the needles between its sentences, at depths that are drawn."""
         repeats = -(-size // len(self.words))
         sentences = _SENTENCE_END.split(" ".join((self.words * repeats)[:size]))
         depths = sorted(random.sample(range(_DEPTHS), len(needles)))

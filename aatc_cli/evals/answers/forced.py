@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,21 +20,52 @@ from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.ruler.job import Job
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.adapter import AttentionSite, attention_sites
 from aatc_cli.models.attention import logits_at
 from aatc_cli.models.placement import input_device
 from aatc_cli.runtime.second_pass import Reader
-from aatc_cli.text.ruler.prompt import Reference
+from aatc_cli.text.ruler.prompt import Reference, Sample
+
+
+class Job(Protocol):
+    """What is asked: prompts, and behind each of them the tokens whose likelihood is looked at."""
+
+    @property
+    def what(self) -> str:
+        """Its name in progress."""
+        ...
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """The prompts; those of equal length go through the model together."""
+        ...
+
+    @property
+    def references(self) -> Sequence[Reference]:
+        """What is written behind each of them."""
+        ...
 
 
 @dataclass(frozen=True)
 class Forced:
-    """One answer: the share of its strings whose tokens were all most likely, and its log-probability in nats."""
+    """One answer, and its strings: whether all tokens of each were most likely, and its log-probability in nats.
 
-    score: float
-    logprob: float
+    right: the share of the strings' tokens that were most likely.
+    """
+
+    strings: tuple[tuple[bool, float], ...]
+    right: float
+
+    @property
+    def score(self) -> float:
+        """The share of the strings whose tokens were all most likely."""
+        return sum(found for found, _ in self.strings) / len(self.strings)
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of all strings, nats."""
+        return sum(each for _, each in self.strings)
 
 
 class Forcer:
@@ -88,9 +120,9 @@ def forced_answer(logits: Tensor, reference: Reference) -> Forced:
     tokens = torch.tensor(reference.tokens, device=logits.device)
     right = (logits.argmax(-1) == tokens).tolist()
     each = torch.log_softmax(logits.to(torch.float64), -1).gather(1, tokens[:, None])[:, 0].tolist()
-    spans = reference.spans
-    strings = [all(right[begin:end]) for begin, end in spans]
-    return Forced(sum(strings) / len(strings), sum(sum(each[begin:end]) for begin, end in spans))
+    strings = tuple((all(right[begin:end]), sum(each[begin:end])) for begin, end in reference.spans)
+    counted = [right[place] for begin, end in reference.spans for place in range(begin, end)]
+    return Forced(strings, sum(counted) / len(counted))
 
 
 def _batches(job: Job, size: int) -> Iterator[list[int]]:

@@ -1,0 +1,1 @@
+"""Divergence that gathers while a cache is built token by token."""

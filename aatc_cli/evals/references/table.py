@@ -1,0 +1,5 @@
+"""Results of references, for people."""
+
+from aatc_cli.evals.answers.table import benchmark_tables as tables
+
+__all__ = ["tables"]

@@ -1,0 +1,1 @@
+"""Several questions about one text, asked one after another."""
