@@ -22,9 +22,11 @@ from aatc_cli.core.tile_bytes import order_bytes
 
 # tokens of a chunk where nothing else says
 CHUNK = 256
-# of a layer's planned bits: how far above what is left it may end, how far below without another attempt; attempts in
-# all, and those that are made for bits that are left over
+# of a layer's planned bits: how far above what is left it may end, how far below without another attempt; layers above
+# make up for it, so all but the last few may be further off, which saves attempts
 OVER, UNDER = 0.02, 0.06
+_LOOSE, _STRICT = (0.1, 0.12), 3
+# attempts in all, and those that are made for bits that are left over
 _ATTEMPTS, _FINE = 16, 10
 # the loudness at which nothing is left to say, taken where no attempt was within the bits
 FARTHEST = 120 * LOUDNESS_STEPS
@@ -66,7 +68,8 @@ class RateControl:
         if not place:
             self.left = self.bits = self.loudness = torch.zeros_like(planned)
         room = self.left.to(planned) + planned
-        search = _Search(self.loudness.to(planned), room, planned)
+        strict = place >= len(self.layers) - _STRICT
+        search = _Search(self.loudness.to(planned), room, planned, (OVER, UNDER) if strict else _LOOSE)
         for number in range(_ATTEMPTS):
             by_tile = search.index.to(torch.int64).repeat_interleave(by_chunk, -1)[..., :tiles]
             found, bits = attempt(by_tile)
@@ -80,11 +83,12 @@ class RateControl:
 class _Search:
     """Loudness [..., chunks] by which a layer comes to its ``room``: on a line through attempts, between known ends.
 
-    index: of the next attempt.
+    index: of the next attempt. off: of the planned bits, how far above its room it may end, and how far below.
     """
 
-    def __init__(self, index: Tensor, room: Tensor, planned: Tensor) -> None:
-        self.index, self.room, self.planned = index, room, planned
+    def __init__(self, index: Tensor, room: Tensor, planned: Tensor, off: tuple[float, float]) -> None:
+        self.index, self.room = index, room
+        self.most, self.least = room + off[0] * planned, room - off[1] * planned
         self.below = torch.full_like(index, -FARTHEST)
         self.above = torch.full_like(index, FARTHEST)
         self.before: tuple[Tensor, Tensor] | None = None
@@ -92,8 +96,8 @@ class _Search:
 
     def ended(self, bits: Tensor, attempt: int) -> bool:
         """Whether all chunks are within their room; else the next attempt is at hand."""
-        much = bits > self.room + OVER * self.planned
-        little = (bits < self.room - UNDER * self.planned) & (self.index > -FARTHEST)
+        much = bits > self.most
+        little = (bits < self.least) & (self.index > -FARTHEST)
         wrong = (much & (self.index < FARTHEST)) | (little & (self.above - self.below > 1) & (attempt < _FINE))
         if not bool(wrong.any()) or attempt == _ATTEMPTS - 1:
             return True
@@ -105,7 +109,7 @@ class _Search:
         return False
 
     def _better(self, bits: Tensor, much: Tensor) -> Tensor:
-        """On a line through the last two attempts, in the middle of what is allowed."""
+        """On a line through the last two attempts, at what there is room for or a little less."""
         slope, flat = torch.full_like(bits, _SLOPE / LOUDNESS_STEPS), torch.zeros_like(much)
         if self.before is not None:
             index, other = self.before
@@ -113,7 +117,7 @@ class _Search:
             found = (bits.log() - other.log()) / torch.where(moved, self.index - index, torch.ones_like(index))
             flat = moved & (found > 0.1 * slope)
             slope = torch.where(moved & ~flat, found.clamp(min=4 * slope), slope)
-        wanted = (self.room + (OVER - UNDER) / 2 * self.planned).clamp(min=1.0)
+        wanted = ((2 * self.room + self.most + self.least) / 4).clamp(min=1.0)
         step = ((wanted.log() - bits.log()) / slope).clamp(-_LEAP, 2 * _LEAP).round()
         # what saturates says nothing of how far it is
         step = torch.where(flat & much, self.leap, step)
