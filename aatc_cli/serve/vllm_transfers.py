@@ -98,7 +98,8 @@ class ChunkTransfers:
             event = torch.cuda.current_stream(self.device).record_event()
 
         def run() -> bool:
-            with self._on_stream(event):
+            # blocks may have been made in that mode, in which alone they can then be written
+            with torch.inference_mode(), self._on_stream(event):
                 work()
             return True
 
