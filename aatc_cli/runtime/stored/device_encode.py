@@ -37,7 +37,7 @@ class DeviceEncoder:
         self.kernels: Any = import_module("aatc_cli.runtime.kernels.device_encode")
 
     def __call__(self, rows: Rows, received: Tensor, first: int) -> list[Tensor]:
-        """Tiles of every layer in host memory, of rows [L, n, C] without rotation, ranked by received [L, orders, n]."""
+        """Tiles of every layer, in host memory, of rows [L, n, C]; received [L, orders, n] ranks their tokens."""
         layers, tokens, _ = rows["k"].shape
         tiles = tokens // TILE
         classes = self._classes(received, first)
