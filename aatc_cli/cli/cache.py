@@ -13,7 +13,7 @@ from aatc_cli.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOpt
 from aatc_cli.cli.serve import serve
 
 if TYPE_CHECKING:
-    from aatc_cli.stages.storing.cache import Using
+    from aatc_cli.stages.storing.using import Using
 
 _Store = Annotated[
     Path, typer.Option("--store", envvar="AATC_STORE", parser=a_path, metavar="PATH", help="Folder of the store.")
@@ -21,6 +21,10 @@ _Store = Annotated[
 _Plan = Annotated[str, typer.Option("--plan", help="Plan directory, exported folder, or hub:owner/name@COMMIT.")]
 _File = Annotated[Path, typer.Option("--file", parser=a_path, metavar="PATH", help="Text of the prefix, in UTF-8.")]
 _Limit = Annotated[str | None, typer.Option("--limit", help="Bytes that the store may take: 10GB.")]
+_Chunks = Annotated[
+    bool,
+    typer.Option("--chunks", help="Whole chunks of 256 tokens, as engines keep them; always for plans that predict."),
+]
 _HERE = Path("store")
 
 cache = Commands(
@@ -37,6 +41,7 @@ def put(
     store: _Store = _HERE,
     model: ModelOption = None,
     limit: _Limit = None,
+    chunks: _Chunks = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
@@ -50,7 +55,7 @@ def put(
     from aatc_cli.console import print_json
     from aatc_cli.stages.storing.cache import put as stage
 
-    done = stage(_using(store, plan, model, device, dtype), _words(file), limit)
+    done = stage(_using(store, plan, model, device, dtype, chunks), _words(file), limit)
     if json:
         print_json(asdict(done))
         return
@@ -65,6 +70,7 @@ def get(
     store: _Store = _HERE,
     model: ModelOption = None,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate, greedily.")] = 32,
+    chunks: _Chunks = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
@@ -78,7 +84,7 @@ def get(
     from aatc_cli.console import print_json
     from aatc_cli.stages.storing.cache import get as stage
 
-    done = stage(_using(store, plan, model, device, dtype), _words(file), new_tokens)
+    done = stage(_using(store, plan, model, device, dtype, chunks), _words(file), new_tokens)
     if json:
         print_json(asdict(done))
     else:
@@ -145,14 +151,14 @@ def add_stored(app: Commands) -> None:
     app.command()(serve)
 
 
-def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -> Using:
+def _using(store: Path, plan: str, model: str | None, device: str, dtype: str, chunks: bool) -> Using:
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.cli.choosing import find_source
-    from aatc_cli.stages.storing.cache import Using
+    from aatc_cli.stages.storing.using import Using
 
     source, _ = find_source(model, None)
-    return Using(store, Plan.open(find_plan(plan)), source, device, dtype)
+    return Using(store, Plan.open(find_plan(plan)), source, device, dtype, chunks=chunks)
 
 
 def _words(file: Path) -> str:
