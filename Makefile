@@ -14,11 +14,7 @@ AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-<<<<<<< HEAD
-.PHONY: help install model demo demo-says study test test-slow test-gpu test-vllm lint check docs golden golden-check clean
-=======
-.PHONY: help install model demo demo-says study evidence test test-slow test-gpu lint check docs golden golden-check clean
->>>>>>> main
+.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm lint check docs golden golden-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
