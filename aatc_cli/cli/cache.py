@@ -21,10 +21,6 @@ _Store = Annotated[
 _Plan = Annotated[str, typer.Option("--plan", help="Plan directory, exported folder, or hub:owner/name@COMMIT.")]
 _File = Annotated[Path, typer.Option("--file", parser=a_path, metavar="PATH", help="Text of the prefix, in UTF-8.")]
 _Limit = Annotated[str | None, typer.Option("--limit", help="Bytes that the store may take: 10GB.")]
-_Chunks = Annotated[
-    bool,
-    typer.Option("--chunks", help="Whole chunks of 256 tokens, as engines keep them; always for plans that predict."),
-]
 _HERE = Path("store")
 
 cache = Commands(
@@ -41,12 +37,11 @@ def put(
     store: _Store = _HERE,
     model: ModelOption = None,
     limit: _Limit = None,
-    chunks: _Chunks = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Read a text into a compressed cache and keep it.
+    """Read a text into a compressed cache and keep it; of a plan that predicts, its whole chunks of 256 tokens.
 
     Example: aatc cache put --plan run/plans/loss-aware-tiles-2 --model MODEL --file system-prompt.txt
     """
@@ -55,7 +50,7 @@ def put(
     from aatc_cli.console import print_json
     from aatc_cli.stages.storing.cache import put as stage
 
-    done = stage(_using(store, plan, model, device, dtype, chunks), _words(file), limit)
+    done = stage(_using(store, plan, model, device, dtype), _words(file), limit)
     if json:
         print_json(asdict(done))
         return
@@ -70,7 +65,6 @@ def get(
     store: _Store = _HERE,
     model: ModelOption = None,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate, greedily.")] = 32,
-    chunks: _Chunks = False,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
@@ -84,7 +78,7 @@ def get(
     from aatc_cli.console import print_json
     from aatc_cli.stages.storing.cache import get as stage
 
-    done = stage(_using(store, plan, model, device, dtype, chunks), _words(file), new_tokens)
+    done = stage(_using(store, plan, model, device, dtype), _words(file), new_tokens)
     if json:
         print_json(asdict(done))
     else:
@@ -151,14 +145,14 @@ def add_stored(app: Commands) -> None:
     app.command()(serve)
 
 
-def _using(store: Path, plan: str, model: str | None, device: str, dtype: str, chunks: bool) -> Using:
+def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -> Using:
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.cli.choosing import find_source
     from aatc_cli.stages.storing.using import Using
 
     source, _ = find_source(model, None)
-    return Using(store, Plan.open(find_plan(plan)), source, device, dtype, chunks=chunks)
+    return Using(store, Plan.open(find_plan(plan)), source, device, dtype)
 
 
 def _words(file: Path) -> str:

@@ -44,7 +44,7 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     limit: bytes that the store may take; the least recently used go.
     """
     store, most = Store(using.folder, create=True), None if limit is None else parse_size(limit)
-    if using.chunks or needs_chunks(using.plan):
+    if needs_chunks(using.plan):
         done = put_chunks(using, store, text)
         if most is not None:
             collect(using.folder, limit)
@@ -78,7 +78,7 @@ def get(using: Using, text: str, new_tokens: int) -> Continued:
     Raises `ArtifactError` where no sound prefix of it is stored.
     """
     store = Store(using.folder)
-    if using.chunks or needs_chunks(using.plan):
+    if needs_chunks(using.plan):
         return get_chunks(using, store, text, new_tokens)
     with _session(using) as (session, tokenizer), torch.no_grad():
         ids = token_ids(tokenizer, text, using)

@@ -1,4 +1,4 @@
-"""cache, by chunks: prefixes as engines keep them, of any plan; the only way of plans that predict."""
+"""cache, by chunks: prefixes as engines keep them, of plans that no live cache holds."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _opened(using: Using, store: Store) -> Iterator[_Opened]:
     if plan.geometry.sliding_layers:
         raise AatcError(
             f"{plan.geometry.sliding_layers} layers of this model are sliding, and chunks hold none of them",
-            "store prefixes of it without --chunks, by a plan that a live cache holds",
+            "store prefixes of it by a plan that a live cache holds",
         )
     codec = fastest(codec_for(plan, model, device=using.device))
     yield _Opened(model, tokenizer, sites, ChunkedPrefixes(store, codec))

@@ -16,7 +16,7 @@ from aatc_cli.runtime.session import CacheChoice
 
 @dataclass(frozen=True)
 class Using:
-    """What a prefix is read or written with: store, plan and model, and where that runs; whether by chunks."""
+    """What a prefix is read or written with: store, plan and model, and where that runs."""
 
     folder: Path
     plan: Plan
@@ -24,7 +24,6 @@ class Using:
     device: str = "cpu"
     dtype: str = "auto"
     cache: CacheChoice = "auto"
-    chunks: bool = False
 
 
 @dataclass(frozen=True)
