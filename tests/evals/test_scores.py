@@ -12,12 +12,14 @@ from aatc_cli.artifacts.evaluation import Evaluation, read_evaluation, write_eva
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import CastCodec
+from aatc_cli.core.press.state import Pressed
 from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.forced.scores import Scores, score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.evals.reading import read_evaluations
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
+from aatc_cli.profiles import load_recipe
 
 
 def test_scores_equal_the_definitions(tiny_llama):
@@ -55,6 +57,25 @@ def test_scores_equal_the_definitions(tiny_llama):
     assert nll["nll"] == pytest.approx(float(torch.stack(nlls).mean()), rel=1e-5)
     assert nll["nll_reference"] == pytest.approx(float(torch.stack(references).mean()), rel=1e-5)
     assert summary["kl_mean"] > 1e-5  # an fp8 cache is visibly not exact
+
+
+def test_batches_of_windows_change_nothing(tiny_llama):
+    """Three windows in batches of two, of a plain code and of a press, whose heads keep shares of their own."""
+    model = load_model(find_model(str(tiny_llama)))
+    sites, window = attention_sites(model), Window(sinks=1, recent=16, flush=8)
+    windows = torch.randint(0, 256, (3, 120), generator=torch.Generator().manual_seed(3))
+    codecs = [dict.fromkeys(SIDES, CastCodec(torch.float8_e4m3fn))] * 4
+    press = Pressed(load_recipe("snapkv").choices.press, 0.5)
+    methods = [Method("rough", codecs, window, "pre-rope"), Method("fewer", codecs, window, "pre-rope", press)]
+    one = score_windows(model, sites, methods, windows, 100, lambda name: None, 90)
+    two = score_windows(model, sites, methods, windows, 100, lambda name: None, 90, batch=2)
+    for alone, together in zip(one, two, strict=True):
+        for each in ("kl", "nll", "nll_reference", "agree"):
+            for a, b in zip(getattr(alone, each), getattr(together, each), strict=True):
+                assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
+    assert len(one[1].kept) == len(two[1].kept) == 3
+    assert all(torch.equal(a, b) for a, b in zip(one[1].kept, two[1].kept, strict=True))
+    assert two[0].kept == []
 
 
 def test_one_window_has_no_standard_error():
