@@ -98,6 +98,6 @@ def _means(rows: Tensor, base: Tensor) -> Tensor:
     # turned back by as many quarters: forward by the rest of four
     ways = turned(rows[..., None, :])
     back = ways.gather(2, ((TURNS - turn) % TURNS)[..., None, None].expand(*index.shape, 1, rows.shape[-1]))[:, :, 0]
-    inside = torch.zeros(base.shape[:2], dtype=rows.dtype).scatter_add_(1, member, torch.ones_like(rows[..., 0]))
+    inside = rows.new_zeros(base.shape[:2]).scatter_add_(1, member, torch.ones_like(rows[..., 0]))
     total = torch.zeros_like(base).scatter_add_(1, member[..., None].expand_as(back), back)
     return torch.where(inside[..., None] > 0, total / inside.clamp_min(1)[..., None], base)

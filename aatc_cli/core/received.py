@@ -55,6 +55,41 @@ def received_by_head(
     return total
 
 
+def received_near(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lags: tuple[int, int]) -> Tensor:
+    """`received_by_head` where the logarithm of what every query's softmax divides by is known: sums [B, J, T].
+
+    So only the keys at the distances that count are multiplied: n queries with the n + lags[1] - lags[0] keys that any
+    of them counts for.
+    """
+    batch, length, heads = query.shape[0], query.shape[2], keys.shape[1]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    (first, last), blocks = lags, -(-length // _QUERIES)
+    span, room = _QUERIES + last - first, blocks * _QUERIES - length
+    # behind the last query there is none that pays anything
+    queries = torch.nn.functional.pad(torch.unflatten(query, 1, (heads, -1)), (0, 0, 0, room))
+    paid = torch.nn.functional.pad(torch.unflatten(sums, 1, (heads, -1)), (0, room), value=torch.inf)
+    near = torch.nn.functional.pad(keys, (0, 0, last, max(room - first, 0)))
+    place = torch.arange(_QUERIES, device=query.device)[:, None] + last - torch.arange(span, device=query.device)
+    watched = (place >= first) & (place <= last)
+    total = torch.zeros(batch, heads, last + blocks * _QUERIES + span, dtype=dtype, device=query.device)
+    step = max(1, _WEIGHTS // (batch * query.shape[1] * _QUERIES * span))
+    for start in range(0, blocks, step):
+        stop = min(start + step, blocks)
+        rows = slice(start * _QUERIES, stop * _QUERIES)
+        mine = torch.unflatten(queries[..., rows, :].to(dtype), 3, (-1, _QUERIES)).transpose(2, 3)
+        theirs = near[:, :, rows.start : rows.stop - _QUERIES + span].to(dtype).unfold(2, span, _QUERIES)
+        with wide_products(query):
+            scores = mine.flatten(3, 4) @ theirs * scaling
+        scores = torch.unflatten(scores, 3, (-1, _QUERIES))
+        least = torch.unflatten(paid[..., rows].to(dtype), 3, (-1, _QUERIES)).transpose(2, 3)[..., None]
+        weights = torch.where(watched, (scores - least).exp_(), torch.zeros((), dtype=dtype, device=query.device))
+        found = weights.square_().sum((3, 4))
+        places = torch.arange(start, stop, device=query.device)[:, None] * _QUERIES
+        places = places + torch.arange(span, device=query.device)
+        total.index_add_(2, places.flatten(), found.flatten(2))
+    return total[..., last : last + length]
+
+
 def _at_once(query: Tensor) -> int:
     """Queries at a time: few on a CPU, whose caches are small; a GPU waits for every launch, so more of them."""
     batch, heads, length, _ = query.shape

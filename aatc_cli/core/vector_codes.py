@@ -67,16 +67,17 @@ def nearest(rows: Tensor, points: Tensor) -> Tensor:
 def place_points(rows: Tensor, count: int = POINTS, rounds: int = _ROUNDS) -> Tensor:
     """``count`` points [S, count, n] by k-means of rows [S, N, n], from fixed rows. Held as float16 numbers, float64.
 
-    Points whose cell is empty stay where they were; with fewer rows than points some are there twice.
+    Points whose cell is empty stay where they were; with fewer rows than points some are there twice. Distances are
+    float32, as those that the codec looks at, sums float64.
     """
-    rows = rows.to(torch.float64)
+    near, rows = rows.to(torch.float32), rows.to(torch.float64)
     generator = torch.Generator().manual_seed(_SEED)
     chosen = torch.randperm(rows.shape[1], generator=generator)
     points = rows[:, chosen.repeat(-(-count // rows.shape[1]))[:count]].clone()
-    ones = torch.ones(rows.shape[:2], dtype=rows.dtype)
+    ones = rows.new_ones(rows.shape[:2])
     for _ in range(rounds):
-        index = nearest(rows, points)
-        inside = torch.zeros(points.shape[:2], dtype=rows.dtype).scatter_add_(1, index, ones)
+        index = nearest(near, points.to(torch.float32))
+        inside = rows.new_zeros(points.shape[:2]).scatter_add_(1, index, ones)
         total = torch.zeros_like(points).scatter_add_(1, index[..., None].expand_as(rows), rows)
         points = torch.where(inside[..., None] > 0, total / inside.clamp_min(1)[..., None], points)
     return saturated(points, torch.float16).to(torch.float64)
@@ -86,6 +87,6 @@ def score_root(moment: Tensor, damping: float = 1e-4) -> Tensor:
     """L [H, D, D], lower triangular, of the queries' second moments [H, D, D], damped by a share of their mean."""
     moment = moment.to(torch.float64)
     mean = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
-    eye = torch.eye(moment.shape[-1], dtype=torch.float64)
+    eye = torch.eye(moment.shape[-1], dtype=torch.float64, device=moment.device)
     found: Tensor = torch.linalg.cholesky((moment + moment.mT) / 2 + damping * mean[:, None, None] * eye)
     return found

@@ -45,11 +45,13 @@ class TableMaker:
     """A choice that reads tables of its own from the Transform, made of Stats by `whiten`.
 
     on: transforms into which its tables go unasked. asked: they go into a Transform of their own, made for it.
+    fitted: making them is work enough for the device that `whiten` computes on; others are made on the CPU.
     """
 
     name: ClassVar[str]
     on: ClassVar[tuple[str, ...]] = ()
     asked: ClassVar[bool] = False
+    fitted: ClassVar[bool] = False
 
     def tables(self, side: Side, stats: LayerStats, latents: Callable[[], Tensor], groups: int) -> dict[str, Tensor]:
         """Tensors of one site by name. latents: makes those of the sampled rows, [R, C] float64."""

@@ -33,6 +33,7 @@ from aatc_cli.methods.presses.critical_kv import CriticalKv
 from aatc_cli.methods.presses.expected import ExpectedAttention
 from aatc_cli.methods.presses.h2o import HeavyHitters
 from aatc_cli.methods.presses.kvzip import KvZip
+from aatc_cli.methods.presses.priced import Priced
 from aatc_cli.methods.presses.snapkv import SnapKv
 from aatc_cli.methods.presses.streaming_llm import StreamingLlm
 from aatc_cli.methods.presses.vatp import Vatp
@@ -150,6 +151,7 @@ PRESSES: Sequence[Press] = (
     CriticalKv(),
     ExpectedAttention(),
     KvZip(),
+    Priced(),
 )
 
 AXES: Mapping[Axis, Sequence[Choice]] = {

@@ -67,9 +67,9 @@ def _read_twice(model: Any, states: Sequence[Any], ids: Tensor, mask: Tensor, en
         return
     sites, sinks = attention_sites(model), asking[0][0].spec.window.sinks
     for row, real in zip(ids, mask.bool(), strict=True):
-        scores = second_reading(model, sites, row[real][None], encode, sinks)
+        readings = second_reading(model, sites, row[real][None], encode, sinks)
         for state, pressed in asking:
-            state.ahead.append(choices_over_layers(scores, pressed, state.spec.window))
+            state.ahead.append(choices_over_layers(readings, pressed, state.spec.window))
 
 
 class _Fan:

@@ -2,7 +2,8 @@
 
 Behind the prompt comes an instruction and then a chunk of the prompt again. Of every layer the largest weight is kept
 that a query behind the prompt, of any query head of a kv head, pays a token of that chunk; the softmax is over sinks,
-the chunk and what stands behind the prompt. Source: KVzip (2505.23416).
+the chunk and what stands behind the prompt, with the sum of the squares of all of them. Source: KVzip (2505.23416).
+What the prompt's tokens paid one another while it was read first is seen on the way.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from aatc_cli.config import Window
 from aatc_cli.core.attend import attention_weights
 from aatc_cli.core.layout import packed_tokens
-from aatc_cli.core.press.choice import kept_count, share_over_layers
+from aatc_cli.core.press.reading import Reading
 from aatc_cli.core.press.state import Pressed
+from aatc_cli.core.received import received_by_head
+from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
 from aatc_cli.models.limits import check_length
@@ -38,14 +41,16 @@ _TILE = 256
 Encode = Callable[[str], list[int]]
 
 
-def choices_over_layers(scores: Sequence[Tensor], pressed: Pressed, window: Window) -> list[Tensor]:
-    """What a press that reads prompts twice leaves of one: masks [1, H, P] by layer, from `second_reading`."""
-    length, heads = int(scores[0].shape[2]), int(scores[0].shape[1])
+def choices_over_layers(readings: Sequence[Reading], pressed: Pressed, window: Window) -> list[Tensor]:
+    """What a press that reads prompts twice leaves of one, from `second_reading`, by layer [1, H, P].
+
+    -1 is evicted, others are classes, of which codes without any have the class 0.
+    """
+    length = int(readings[0].largest.shape[2])
     packed = packed_tokens(length, window)
-    places = torch.arange(length, device=scores[0].device)
+    places = torch.arange(length, device=readings[0].largest.device)
     among = (places >= window.sinks) & (places < window.sinks + packed)
-    candidates = among.expand(1, heads, length)
-    return share_over_layers(scores, candidates, kept_count(packed, pressed.share), pressed.costs_of_all())
+    return pressed.rule.over_readings(readings, among, packed, pressed)
 
 
 @dataclass
@@ -53,10 +58,10 @@ class Reader:
     """Reads prompts twice with one tokenizer, and remembers those of a batch, which several presses ask for in turn."""
 
     encode: Encode
-    _known: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], list[Reading]] = field(default_factory=dict)
     _of: tuple[nn.Module, int] | None = None
 
-    def scores(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Tensor]:
+    def readings(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Reading]:
         """As `second_reading`."""
         if self._of is None or self._of[0] is not model or self._of[1] != sinks or len(self._known) >= _KNOWN:
             self._known, self._of = {}, (model, sinks)
@@ -67,14 +72,14 @@ class Reader:
 
 
 @torch.no_grad()
-def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int) -> list[Tensor]:
-    """Largest weights [1, H, P] of the prompt ``tokens`` [1, P] in every compressed layer.
+def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int) -> list[Reading]:
+    """What the tokens of the prompt ``tokens`` [1, P] receive in every compressed layer.
 
     encode: tokens of the instruction. Raises `AatcError` where prompt and second reading together are more than the
     model's context.
     """
     length = int(tokens.shape[1])
-    found: list[list[Tensor]] = [[] for _ in sites]
+    found: list[list[Reading]] = [[] for _ in sites]
     for start in range(0, length, _CHUNK):
         chunk = slice(start, min(start + _CHUNK, length))
         told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)])
@@ -83,27 +88,38 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
         check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
-            found[inputs.site.layer].append(_largest(inputs, length, chunk, min(sinks, chunk.start)))
+            found[inputs.site.layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start)))
             return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
 
         with attention_override(model, sites, attend):
             model(input_ids=text, use_cache=False, logits_to_keep=1)
-    return [torch.cat(parts, 2) for parts in found]
+    return [Reading.joined(parts) for parts in found]
 
 
-def _largest(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Tensor:
-    """The largest weight of every token of ``chunk`` from the queries behind ``length`` tokens. -> [B, H, n]."""
-    query, heads = inputs.query[:, :, length:], inputs.key.shape[1]
+def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Reading:
+    """What the tokens of ``chunk`` receive from the queries behind ``length`` tokens, and from those before."""
+    query, heads, site = inputs.query[:, :, length:], inputs.key.shape[1], inputs.site
     keys = torch.cat((inputs.key[:, :, :sinks], inputs.key[:, :, chunk], inputs.key[:, :, length:]), 2)
     count, before = int(query.shape[2]), int(keys.shape[2] - query.shape[2])
     places = torch.arange(count, device=query.device)
     best = query.new_zeros(query.shape[0], heads, before - sinks, dtype=torch.promote_types(query.dtype, torch.float32))
+    squares = torch.zeros_like(best)
     for start in range(0, count, _TILE):
         part = query[:, :, start : start + _TILE]
         seen = places <= places[start : start + _TILE, None]
         allowed = torch.cat((seen.new_ones(seen.shape[0], before), seen), 1)
-        weights = attention_weights(
-            part, keys, allowed, inputs.scaling, sinks=inputs.site.sinks, softcap=inputs.site.softcap
-        )[..., sinks:before]
-        best = torch.maximum(best, torch.unflatten(weights, 1, (heads, -1)).amax((2, 3)))
-    return best
+        weights = attention_weights(part, keys, allowed, inputs.scaling, sinks=site.sinks, softcap=site.softcap)
+        by_head = torch.unflatten(weights[..., sinks:before], 1, (heads, -1))
+        best = torch.maximum(best, by_head.amax((2, 3)))
+        squares += by_head.square().sum((2, 3))
+    # without a last distance: of all queries of the prompt that stand so far behind
+    own = received_by_head(
+        inputs.query[:, :, :length],
+        inputs.key[:, :, :length],
+        inputs.scaling,
+        (TILE, length),
+        sliding=site.sliding_window,
+        sinks=site.sinks,
+        softcap=site.softcap,
+    )
+    return Reading(best, squares, own[..., chunk])

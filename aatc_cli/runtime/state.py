@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from aatc_cli.core.attend import attention_with_sums
 from aatc_cli.core.layout import IN_FULL
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite
@@ -189,7 +190,10 @@ class CompressedState:
                 self._note(step, part, group)
                 store = group.stores[place]
                 if store.tokens == 0:
-                    store.watch(part.query, part.key, self._view(part, group))
+                    # the output is the leader's, and the sums are this store's alone to ask for
+                    found = _with_sums(part, (part.query, part.key, part.value)) if store.sums else None
+                    sums = None if found is None else found[1]
+                    store.watch(part.query, part.key, replace(self._view(part, group), sums=sums))
                 store.append(part.k_rows, part.v_rows)
         if place == len(self.spec.windows) - 1:
             self._check(step.fresh)
@@ -218,8 +222,9 @@ class CompressedState:
             return self._attend_stored(call, group, store, 0)
         query, key, value = (x[:, :, :lead] for x in (call.query, call.key, call.value))
         if store.tokens == 0:
-            out = exact_attention(call.site, query, key, value, call.scaling)
-            store.watch(query, key, self._view(call, group))
+            found = _with_sums(call, (query, key, value)) if store.sums else None
+            out, sums = found or (exact_attention(call.site, query, key, value, call.scaling), None)
+            store.watch(query, key, replace(self._view(call, group), sums=sums))
         else:
             out = store.attend(query, self._view(call, group), (key, value))
         store.append(*rows)
@@ -348,6 +353,14 @@ class CompressedState:
         new.drafting = self.drafting
         new.groups = [group.select(list(range(len(group.rows))), list(group.rows), self.spec) for group in self.groups]
         return new
+
+
+def _with_sums(call: CacheCall, heads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Causal attention of a prompt's query, key and value, and the sums of its softmax; None where none tells them."""
+    site = call.site
+    if site.sliding_window is not None or site.sinks is not None or site.softcap is not None:
+        return None
+    return attention_with_sums(*heads, call.scaling)
 
 
 def _part(call: CacheCall, rows: list[int], count: int) -> CacheCall:

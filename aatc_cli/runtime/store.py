@@ -47,7 +47,8 @@ class LayerView:
 
     tables give the rotation of the store's tokens by index, rope how pairs lie; sinks [Hq] and softcap are those of
     `core.attend.masked_attention`; offset is the position of the store's first token; peers: the stores of all
-    compressed layers, for codecs over layers.
+    compressed layers, for codecs over layers. sums [b, Hq, n]: of a prompt that is watched, the logarithms of what its
+    softmax divides by, where they are known.
     """
 
     scaling: float
@@ -58,12 +59,15 @@ class LayerView:
     softcap: float | None = None
     offset: int = 0
     peers: Sequence[Any] = ()
+    sums: Tensor | None = None
 
 
 class Store(Protocol):
     """The cache of one layer for b sequences of equal length. Rows are [b, n, C], keys in the form's coordinates."""
 
     tokens: int
+    # whether it asks for the sums of a prompt's softmax, with which `watch` has less to do
+    sums: bool
 
     @property
     def packed(self) -> int:
@@ -137,6 +141,8 @@ class Store(Protocol):
 
 class StoreParts:
     """What most stores do alike: rows of a batch by way of the contents, and no interest in who attends to whom."""
+
+    sums = False
 
     def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
         """Nothing of it is kept."""

@@ -72,7 +72,7 @@ def _with_window(found: WhitenedLayer, rates: Stats) -> WhitenedLayer:
 def whiten_layer(basis: LayerStats, rates: LayerStats, settings: WhitenSettings, device: torch.device) -> WhitenedLayer:
     """Both sites of a layer, computed on ``device``.
 
-    Tables of published methods are made on the CPU.
+    Tables of published methods are made on the CPU, but those that are fitted at length.
     """
     with streaming(device):
         rate_layer = rates.to(device)
@@ -82,8 +82,9 @@ def whiten_layer(basis: LayerStats, rates: LayerStats, settings: WhitenSettings,
         for side in SIDES:
             codec, weight, loss_weight = site_transform(side, basis_layer, rate_layer, settings)
             sites[side] = codec.to("cpu", torch.float64), weight.cpu(), loss_weight.cpu()
-            found = _site_tables(side, rates, sites[side][0].encode, settings)
-            tables |= {f"{side}.{name}": tensor for name, tensor in found.items()}
+            for stats, encode, fitted in ((rates, sites[side][0].encode, False), (rate_layer, codec.encode, True)):
+                found = _site_tables(side, stats, encode, settings, fitted=fitted)
+                tables |= {f"{side}.{name}": tensor.cpu() for name, tensor in found.items()}
             if rates.ranked:
                 tables[f"{side}.ranks"] = rate_layer.rank_costs(side, codec.decode, settings.shrinkage).cpu()
     return WhitenedLayer(sites, tables)
@@ -95,13 +96,18 @@ def _rows_alone(stats: LayerStats) -> LayerStats:
     return replace(stats, k_outer=none, v_outer=none, k_fisher=none, v_fisher=none, q_outer=none, o_gram=none)
 
 
-def _site_tables(side: Side, stats: LayerStats, encode: Tensor, settings: WhitenSettings) -> dict[str, Tensor]:
-    """Tensors of one site by name, of the transform and of all who read tables from it. encode [groups, E, E]."""
+def _site_tables(
+    side: Side, stats: LayerStats, encode: Tensor, settings: WhitenSettings, *, fitted: bool
+) -> dict[str, Tensor]:
+    """Tensors of one site by name, of the transform and of all who read tables from it. encode [groups, E, E].
+
+    fitted: those that are fitted at length, or all others.
+    """
     transform = transform_of(settings.transform)
     latents: Callable[[], Tensor] = cache(lambda: transform.latents(side, stats, encode))
-    found = transform.tables(side, stats)
+    found = {} if fitted else transform.tables(side, stats)
     for maker in table_makers(settings.transform, settings.tables):
-        if not transform.over_layers:
+        if not transform.over_layers and maker.fitted is fitted:
             found |= maker.tables(side, stats, latents, int(encode.shape[0]))
     return found
 

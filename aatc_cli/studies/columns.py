@@ -16,6 +16,7 @@ from aatc_cli.errors import AatcError
 from aatc_cli.evals import find_task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import ModelSource
 from aatc_cli.stages.eval import evaluate
 from aatc_cli.studies.definition import StudyChoices, StudyTask, WindowTask
@@ -40,6 +41,12 @@ class Column:
     def asks(self, row: str) -> bool:
         """Whether the row of this name is asked."""
         return not self.only or any(fnmatchcase(row, pattern) for pattern in self.only)
+
+    def takes(self, recipe: Recipe) -> bool:
+        """Whether a recipe can be asked: one whose press acts when a prompt ends is not where there is no prompt."""
+        press = recipe.choices.press
+        without = self.cell.task in ("kl", "perplexity", "recall") and self.cell.prompt is None
+        return press.nothing or press.acts != "prompt" or not without
 
 
 def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, options: EvalOptions) -> Iterator[Column]:

@@ -55,12 +55,13 @@ class Methods:
     """Makes entrants of a study's methods in ``run``; one matcher serves all rates of a recipe.
 
     ``known``: rows of an earlier call, whose budgets for packed bits are taken over while their plans hold.
-    ``force`` makes plans anew.
+    ``force`` makes plans anew. device: where missing transforms are computed.
     """
 
     run: Run
     known: Mapping[str, StudyRow] = field(default_factory=dict)
     force: bool = False
+    device: str = "cpu"
     matchers: Matchers = field(default_factory=Matchers)
 
     def entrants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Entrant]:
@@ -139,6 +140,7 @@ class Methods:
             transform_stats=rates if stats or not basis.exists() else basis,
             rate_stats=rates,
             wanted=Wanted.by(recipe),
+            device=self.device,
         )
 
 

@@ -13,7 +13,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyResult, update_study
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.kept import keeping_models
-from aatc_cli.models.loading import ModelSource, identify, load_config, load_tokenizer
+from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.studies.columns import columns_of
@@ -53,7 +53,8 @@ def run_study(
         known = {row.name: row for row in found.rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
-            entrants = Methods(run, known, options.force).entrants(study, choices.recipe)
+            device = leading_device(options.device, spread=options.spread)
+            entrants = Methods(run, known, options.force, device).entrants(study, choices.recipe)
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
         for task in tasks:

@@ -33,7 +33,7 @@ class Sheet:
         entrants = [entrant for entrant in entrants if self.column.asks(entrant.row.name)]
         self._put([self._cell(c, reason=c.row.reason) for c in entrants if c.subject is None])
         for entrant in entrants:
-            if entrant.subject is not None:
+            if entrant.subject is not None and self.column.takes(entrant.subject.recipe):
                 self.places.setdefault(entrant.place.root, []).append(entrant)
         for members in self.places.values():
             size = self.column.together or len(members)

@@ -17,9 +17,10 @@ from aatc_cli.errors import ArtifactError
 from aatc_cli.evals.forced.scores import Scores, score_windows
 from aatc_cli.evals.forced.teacher_forced import Method, method_logits
 from aatc_cli.evals.reading import read_evaluations
+from aatc_cli.methods.registry import press_of
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
-from aatc_cli.profiles import load_recipe
+from aatc_cli.runtime.second_pass import Reader
 
 
 def test_scores_equal_the_definitions(tiny_llama):
@@ -59,23 +60,24 @@ def test_scores_equal_the_definitions(tiny_llama):
     assert summary["kl_mean"] > 1e-5  # an fp8 cache is visibly not exact
 
 
-def test_batches_of_windows_change_nothing(tiny_llama):
-    """Three windows in batches of two, of a plain code and of a press, whose heads keep shares of their own."""
-    model = load_model(find_model(str(tiny_llama)))
+def test_windows_in_one_pass_score_as_alone(tiny_llama):
+    """Five windows, two at a time: of a plain method, and of a press, whose shares are those of every window."""
+    model = load_model(find_model(str(tiny_llama))).double()
     sites, window = attention_sites(model), Window(sinks=1, recent=16, flush=8)
-    windows = torch.randint(0, 256, (3, 120), generator=torch.Generator().manual_seed(3))
+    windows = torch.randint(0, 256, (5, 120), generator=torch.Generator().manual_seed(2))
     codecs = [dict.fromkeys(SIDES, CastCodec(torch.float8_e4m3fn))] * 4
-    press = Pressed(load_recipe("snapkv").choices.press, 0.5)
-    methods = [Method("rough", codecs, window, "pre-rope"), Method("fewer", codecs, window, "pre-rope", press)]
-    one = score_windows(model, sites, methods, windows, 100, lambda name: None, 90)
-    two = score_windows(model, sites, methods, windows, 100, lambda name: None, 90, batch=2)
-    for alone, together in zip(one, two, strict=True):
-        for each in ("kl", "nll", "nll_reference", "agree"):
-            for a, b in zip(getattr(alone, each), getattr(together, each), strict=True):
-                assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
-    assert len(one[1].kept) == len(two[1].kept) == 3
-    assert all(torch.equal(a, b) for a, b in zip(one[1].kept, two[1].kept, strict=True))
-    assert two[0].kept == []
+    reader = Reader(lambda text: list(text.encode()))
+    plain = Method("plain", codecs, window, "pre-rope")
+    pressed = Method("pressed", codecs, window, "pre-rope", Pressed(press_of("kvzip"), 0.3), reader)
+    for methods, prompt in (([plain], 0), ([plain, pressed], 80)):
+        told: list[str] = []
+        alone = score_windows(model, sites, methods, windows, 80, lambda name: None, prompt)
+        together = score_windows(model, sites, methods, windows, 80, told.append, prompt, 2)
+        assert told == ["reference", *(method.name for method in methods)] * 3
+        for one, other in zip(alone, together, strict=True):
+            for name in ("kl", "nll", "nll_reference", "agree"):
+                torch.testing.assert_close(getattr(other, name), getattr(one, name), rtol=1e-6, atol=1e-9)
+            assert [shares.tolist() for shares in other.kept] == [shares.tolist() for shares in one.kept]
 
 
 def test_one_window_has_no_standard_error():

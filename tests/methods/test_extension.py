@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,30 @@ def test_from_recipe_to_codec(extended: None, base_run: Path, tmp_path: Path) ->
 def test_what_it_goes_with_is_said_with_its_name(extended: None) -> None:
     with pytest.raises(ValueError, match='quantizer "steps" goes with allocator "halves"'):
         Recipe(name="mine", summary="", quantizer="steps")
+
+
+def bare(text: str) -> str:
+    """A class as its page shows it: without docstrings, annotations and the imports inside of functions."""
+    [found] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    for node in ast.walk(found):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.body = [
+                part
+                for part in node.body
+                if not isinstance(part, ast.ImportFrom)
+                and not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(found)
+
+
+def test_the_worked_example_is_the_method_as_it_is():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "contributing.md").read_text("utf-8")
+    shown = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    [example] = [block for block in shown if "class Balanced" in block]
+    assert bare(example) == bare((root / "aatc_cli" / "methods" / "quantizers" / "balanced.py").read_text("utf-8"))
+    assert f"```toml\n{(root / 'profiles' / 'recipes' / 'kvarn.toml').read_text('utf-8')}```" in page

@@ -63,15 +63,14 @@ def test_tables_lie_where_they_are_read() -> None:
 
 
 def test_everything_has_every_published_method() -> None:
-    """All recipes of others' methods, and ours as they ship; presses that act at the end of a prompt need one."""
+    """All recipes of others' methods, and ours as they ship; of presses that act at the end of a prompt, behind one."""
     study = load_study("everything")
     named = {method.recipe for method in study.methods}
     recipes = {name: load_recipe(name) for name in available("recipes")}
     for_prompts = {name for name, recipe in recipes.items() if recipe.pressed and recipe.choices.press.acts == "prompt"}
     ours = {"paper", "loss-aware", "loss-aware-tiles"}
-    others = {
-        name
-        for name, recipe in recipes.items()
-        if not recipe.packed and name not in {"quanto", "hqq", "stored"} | for_prompts
-    }
-    assert named == ours | others | {"qaq", "aqua-kv", "loss-aware+h2o-0.5"}
+    others = {name for name, recipe in recipes.items() if not recipe.packed and name not in {"quanto", "hqq", "stored"}}
+    ours |= {"loss-aware+h2o-0.5", "loss-aware-tiles+kvzip-0.5"}
+    assert named == ours | others | {"qaq", "aqua-kv"}
+    assert for_prompts <= named
+    assert {bool(task.prompt) for task in study.tasks} == {False, True}

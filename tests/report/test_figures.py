@@ -14,6 +14,7 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.report.blocks import FigureBlock, MarkedText, Piece, Section, Table
 from aatc_cli.report.data.run import PlanView
 from aatc_cli.report.document.build import Document
+from aatc_cli.report.document.plans import shown_of
 from aatc_cli.report.figures.axes import MARKERS, look
 from aatc_cli.report.figures.memory import memory_figure
 from aatc_cli.report.figures.plans import bitmap_figure
@@ -54,6 +55,35 @@ def test_a_bit_map_has_every_channel_once() -> None:
     assert re.findall(r'id="bits0-cells-k(\d)"', drawn) == ["1", "2", "3", "4"]
     assert "8 or more" in drawn
     assert "8 or more" not in bitmap_figure(bit_maps(PLANS)[0], 8, "bits0", legend=True)
+
+
+def test_cells_are_written_as_boxes_of_four_sides() -> None:
+    """Each run once, as wide as its channels, in little text: bit maps are most of a page of many plans."""
+    for found in bit_maps(PLANS):
+        drawn = bitmap_figure(found, 9, "bits0", legend=False)
+        for side in SIDES:
+            for width in range(1, 10):
+                path = re.search(rf'id="bits0-cells-{side}{width}">\s*<path d="([^"]*)"', drawn)
+                runs = [run for row in found.runs[side] for run in row if run[2] == width]
+                boxes = re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)z", path[1] if path else "")
+                assert path is None or "".join(path[1].split()).count("z") == len(boxes)
+                assert len(boxes) == len(runs)
+                across = [float(right) - float(left) for left, _, right, _, _ in boxes]
+                assert [x / max(across) * max(run[1] for run in runs) for x in across] == pytest.approx(
+                    [run[1] for run in runs], rel=0.01
+                )
+
+
+def test_of_many_plans_one_of_each_recipe_is_drawn() -> None:
+    rows = [[4, 4, 2, 2, 2, 1, 1, 0], [0, 3, 3, 3, 0, 2, 2, 3]]
+    many = [
+        view(f"r{i}", bits, [[max(w + add, 0) for w in row] for row in rows])
+        for i in range(5)
+        for bits, add in ((1, -1), (2, 0), (3, 1), (4, 2), (5, 3), (6, 4))
+    ]
+    assert shown_of(many[:24]) == many[:24]
+    nearest = min(many[:6], key=lambda plan: abs(plan.layout.bits_packed - 2)).budget
+    assert [(plan.recipe, plan.budget) for plan in shown_of(many)] == [(f"r{i}", nearest) for i in range(5)]
 
 
 def test_memory_lines_are_the_byte_law_and_plans_alike_share_one() -> None:

@@ -31,7 +31,7 @@ from aatc_cli.runtime.session import Session
 
 WINDOW = Window(sinks=3, recent=16, flush=8)
 LENGTH, PROMPT, SHARE = 90, 61, 0.3
-NAMES = [press.name for press in PRESSES if not press.nothing]
+NAMES = [press.name for press in PRESSES if not press.nothing and not press.says_classes]
 FLUSHED = [name for name in NAMES if press_of(name).acts == "flush"]
 
 

@@ -45,8 +45,9 @@ BUDGETS = {
     "minicache": (2, 6),
 }
 LIBRARIES = {"quanto", "hqq"}
-# what has no fine budget: values of 2 bits, codes of 2 bits at most, points of pairs of channels
-COARSE = {"mixkvq": 0.5, "commvq": 0.6, "a2ats": 0.3}
+# values of 2 bits at every budget: of 32 normal numbers the range is 4.1 of their deviation, a third of it a step, and
+# a step over the root of 12 the error, 0.395
+COARSE = {("mixkvq", "v"): 0.45}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_reconstructions_are_near_what_goes_in(run):
                 x = rows[layer][side]
                 error = (codecs[side].reconstruct(x) - x).norm() / x.norm()
                 # Palu drops nothing here: 32 channels are one multiple of its ranks
-                assert error < COARSE.get(name, 0.25), (name, layer, side)
+                assert error < COARSE.get((name, side), 0.25), (name, layer, side)
 
 
 def _rows(run):

@@ -22,7 +22,7 @@ from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.whiten import Wanted, whiten
 from aatc_cli.studies.matching import Matcher
 
-NAMES = [press.name for press in PRESSES if not press.nothing]
+NAMES = [press.name for press in PRESSES if not press.nothing and not press.says_classes]
 SIZE = {"length": 240, "limit": 1, "prompt": 200, "first": 200}
 
 

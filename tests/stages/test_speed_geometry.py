@@ -16,6 +16,7 @@ from aatc_cli.core.layout import fp16_bytes
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench import findings, ours
 from aatc_cli.evals.bench import geometry as speed_geometry
+from aatc_cli.evals.bench import steps as speed_steps
 from aatc_cli.evals.bench import whole_model as speed_whole
 from aatc_cli.evals.bench.attention import Timing
 from aatc_cli.evals.bench.geometry import Form, measure_geometry
@@ -210,7 +211,7 @@ def test_peak_is_held_against_weights_and_the_law(spec: Any, monkeypatch: pytest
         seen.append(state.columns)
         return Timing("x", [1.0] * repeats, 1)
 
-    monkeypatch.setattr(speed_whole, "_start_over", seen.append)
+    monkeypatch.setattr(speed_whole, "start_over", seen.append)
     monkeypatch.setattr(speed_whole, "decode_timing", timing)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10**9)
     _, ours = fused_steps(model, spec, GEOMETRY, 500, 2, 80)
@@ -228,9 +229,30 @@ def test_a_cache_that_does_not_fit_has_no_row(monkeypatch: pytest.MonkeyPatch) -
     def full(*_: Any) -> None:
         raise torch.cuda.OutOfMemoryError("no")
 
-    monkeypatch.setattr(speed_whole, "_start_over", lambda device: None)
+    monkeypatch.setattr(speed_whole, "start_over", lambda device: None)
     monkeypatch.setattr(InPlaceState, "__init__", full)
     assert uncompressed_steps(torch.nn.Linear(1, 1), GEOMETRY, 500, 2, 3, CPU) == ([], [])
+
+
+def test_the_largest_uncompressed_batch_stands_in_for_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def theirs(model: Any, geometry: Any, context: int, batch: int, *_: Any) -> Any:
+        asked.append((context, batch))
+        return ([Timing("sdpa-flash", [batch / 100], 9)], []) if batch < 8 else ([], [])
+
+    for name, value in {
+        "random_llama": lambda *_: torch.nn.Linear(1, 1),
+        "uncompressed_steps": theirs,
+        "largest_batch": lambda *_: 7,
+        "tile_spec": lambda *_: None,
+        "tile_steps": lambda *_: (Timing("fused-tiles", [0.1], 5), None),
+    }.items():
+        monkeypatch.setattr(speed_steps, name, value)
+    found = findings.Findings()
+    speed_steps.compare_steps(found, PROFILE, 2.0, [(500, 96)], 3, "cuda", tiles=True)
+    assert asked == [(500, 96), (500, 7)]
+    assert [(row.batch, row.backend, row.ratio) for row in found.rows] == [(7, "sdpa-flash", 1), (96, "fused-tiles", 1)]
 
 
 @pytest.mark.usefixtures("bench")
@@ -269,7 +291,7 @@ def test_whole_steps_are_beside_their_memory(tmp_path: Path, monkeypatch: pytest
         "fused_steps": ours,
         "synthetic_spec": spec_of,
     }.items():
-        monkeypatch.setattr(speed_geometry, name, value)
+        monkeypatch.setattr(speed_steps, name, value)
     result = measure_geometry(PROFILE, 2.0, [(500, 2), (600, 2)], 3, CUDA, Form(whole=True))
     # tables of the fused cache are no part of what an uncompressed one takes
     assert order == ["uncompressed", "uncompressed", "tables", "fused", "fused"]
@@ -335,4 +357,4 @@ def test_what_a_profile_cannot_be_timed_with_is_refused(refuses: Any, tmp_path: 
     for wrong in ("3", "0", "-1", "some"):
         refuses(*command, "--groups", wrong, says=(f"8 kv heads do not make {wrong}",), folder=tmp_path, code=2)
     refuses(*command, "--groups", "2", "--whole-model", says=("timed with the fused cache",), folder=tmp_path, code=2)
-    refuses(*command, "--groups", "2", "--tiles", says=("the attention of heads alone",), folder=tmp_path, code=2)
+    refuses(*command, "--groups", "2", "--tiles", says=("a head group for every head",), folder=tmp_path, code=2)

@@ -346,6 +346,27 @@ def test_one_width_takes_the_nearest_of_its_widths(run):
     assert [(row.name, row.budget, row.bits_packed) for row in rows] == [("kivi@2.4", "1", 2.0), ("kivi@2.6", "2", 3.0)]
 
 
+def test_presses_of_prompts_are_asked_behind_one(tiny_llama, corpus, run):
+    """Tasks with a prompt and without are columns of their own, and a press that needs one is not missing elsewhere."""
+    task = {"task": "kl", "length": 224, "first": 200, "limit": 1}
+    study = Study.model_validate(
+        {
+            "name": "prompts",
+            "summary": "x",
+            "methods": [{"recipe": "kivi", "budgets": [2]}, {"recipe": "snapkv", "budgets": [4]}],
+            "tasks": [task, task | {"prompt": 200}],
+        }
+    )
+    result = run_study(run, find_model(str(tiny_llama)), study, StudyChoices(text=(str(corpus),)), EvalOptions(batch=2))
+    assert result.missing == {}
+    name = corpus.name
+    assert [(cell.row, cell.column) for cell in result.cells] == [
+        ("kivi-2", f"kl {name} 224"),
+        ("kivi-2", f"kl {name} 224 behind 200"),
+        ("snapkv-4", f"kl {name} 224 behind 200"),
+    ]
+
+
 def test_packaged_studies_name_recipes_and_budgets_that_are_there():
     for name in available("studies"):
         study = load_study(name)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.core.press.choice import kept_count
+from aatc_cli.core.press.priced import Levels
+from aatc_cli.core.press.reading import Reading
 from aatc_cli.core.press.seen import LayerFacts, Prompt, Seen, by_kv_head
 from aatc_cli.errors import AatcError
 
@@ -26,10 +28,15 @@ class Rule(Protocol):
     acts: ClassVar[Literal["prompt", "flush"]]
     sums: ClassVar[bool]
     rereads: ClassVar[bool]
+    says_classes: ClassVar[bool]
     output: ClassVar[bool]
 
     def keep(self, seen: Seen, count: int) -> Tensor:
         """The candidates that stay, ``count`` a head on average: mask [B, H, T]."""
+        ...
+
+    def over_readings(self, readings: Sequence[Reading], among: Tensor, packed: int, pressed: Pressed) -> list[Tensor]:
+        """By layer [1, H, P] the classes of a prompt's tokens, -1 where evicted, of a press that reads it twice."""
         ...
 
 
@@ -37,12 +44,19 @@ class Rule(Protocol):
 class Pressed:
     """A press and the share of the packed tokens that it leaves, as a plan has them.
 
-    costs: bytes of a token by layer and kv head, by which heads share places; empty where all heads are alike.
+    costs: bytes of a token by layer and kv head, by which heads share places; empty where all heads are alike. levels:
+    what the classes of tiles cost, of a press that says them.
     """
 
     rule: Rule
     share: float
     costs: tuple[tuple[float, ...], ...] = ()
+    levels: Levels | None = None
+
+    @property
+    def classes(self) -> int:
+        """Classes that it puts tokens into beside eviction."""
+        return 1 if self.levels is None else int(self.levels.bytes.shape[2])
 
     def costs_of(self, layer: int) -> Tensor | None:
         """Of the heads of one layer, relative to their mean: [H]."""
@@ -75,8 +89,10 @@ class PressState:
         self.pressed, self.window, self.layer = pressed, window, layer
         self.kept, self.received, self.packed = kept, received, 0
         self.prompt: Prompt | None = None
-        # of a press that reads the prompt twice: its choice [b, H, P], made before the prompt goes in
+        # of a press that reads the prompt twice: its choice [b, H, P], made before the prompt goes in; -1 is evicted
         self.chosen: Tensor | None = None
+        # of one that says them the classes [b, H, P] of the prompt's tokens, once it has ended
+        self.classes: Tensor | None = None
 
     @classmethod
     def empty(
@@ -140,12 +156,14 @@ class PressState:
                 f"press {self.pressed.rule.name} reads a prompt a second time, for which nobody gave it the tokens",
                 "use aatc eval, which does, or a press that needs no second pass",
             )
-        self.kept, self.chosen = torch.where(among, self.chosen, self.kept), None
+        self.kept = torch.where(among, self.chosen >= 0, self.kept)
+        self.classes = self.chosen if self.pressed.rule.says_classes else None
+        self.chosen = None
 
     def copy(self) -> PressState:
         """The same; tensors are only ever replaced, so they are shared."""
         new = PressState(self.pressed, self.window, self.kept, self.received, self.layer)
-        new.packed, new.prompt, new.chosen = self.packed, self.prompt, self.chosen
+        new.packed, new.prompt, new.chosen, new.classes = self.packed, self.prompt, self.chosen, self.classes
         return new
 
     def drop(self, count: int) -> None:

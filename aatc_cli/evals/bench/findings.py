@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from aatc_cli.config import Geometry
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.attention import sdpa_timings
+from aatc_cli.evals.bench.flash_attention import library_timing
 from aatc_cli.evals.bench.float8_trials import BACKEND as FLOAT8
 from aatc_cli.evals.bench.float8_trials import FLOAT8_BOUND, float8_timing
 from aatc_cli.evals.bench.ours import Ours
@@ -29,9 +31,18 @@ class Findings:
 
 
 def compare_attention(
-    found: Findings, ours: Ours, geometry: Geometry, size: Size, repeats: int, device: torch.device
+    found: Findings,
+    ours: Ours,
+    geometry: Geometry,
+    size: Size,
+    repeats: int,
+    device: torch.device,
+    library: Path | None = None,
 ) -> None:
-    """Rows of one size: the references, the float8 baseline and ours; raises `AatcError` where ours is wrong."""
+    """Rows of one size: the references, the float8 baseline and ours; raises `AatcError` where ours is wrong.
+
+    library: FlashAttention-3 that is among the references; raises `AatcError` where it does not work here.
+    """
     context, batch = size
     name = ours.timing.backend
     if not ours.error <= ours.bound:
@@ -44,6 +55,8 @@ def compare_attention(
     checks = [(name, ours.error, ours.bound)]
     peers, missing = peer_timings(geometry, batch, context, repeats, device)
     references = [*sdpa_timings(geometry, batch, context, repeats, device), *peers]
+    if library is not None:
+        references.append(library_timing(library, geometry, batch, context, repeats, device))
     float8 = float8_timing(geometry, batch, context, repeats, device)
     others = []
     if isinstance(float8, str):

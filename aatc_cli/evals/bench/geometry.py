@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,14 +12,12 @@ from aatc_cli.artifacts.versions import versions
 from aatc_cli.console import progress, say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.findings import Findings, compare_attention
-from aatc_cli.evals.bench.ours import FUSED_WINDOW, THETA, fused_attention, packed_attention, tile_attention
+from aatc_cli.evals.bench.ours import fused_attention, packed_attention, tile_attention
 from aatc_cli.evals.bench.rates import device_rates
-from aatc_cli.evals.bench.rows import Size, recorded, speed_rows
-from aatc_cli.evals.bench.synthetic_spec import synthetic_spec
-from aatc_cli.evals.bench.whole_model import fused_steps, uncompressed_steps
+from aatc_cli.evals.bench.rows import Size, recorded
+from aatc_cli.evals.bench.steps import compare_steps
 from aatc_cli.evals.speed.result import Result as SpeedResult
 from aatc_cli.evals.subjects import EvalOptions, device_name
-from aatc_cli.models.random import random_llama
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 
@@ -28,12 +26,14 @@ from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 class Form:
     """What is timed: the fused cache, or with ``groups`` the packed one with as many head groups on each side.
 
-    tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too.
+    tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too; library: FlashAttention-3
+    that is timed beside the others.
     """
 
     whole: bool = False
     groups: int | None = None
     tiles: bool = False
+    library: Path | None = None
 
 
 def measure_geometry(
@@ -48,7 +48,7 @@ def measure_geometry(
     _check_device(options.device, form)
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
     found, rates = Findings(), device_rates(device) if groups is None else None
-    with progress("eval speed", len(sizes) * (1 + 2 * whole)) as ticker:
+    with progress("eval speed", len(sizes) + whole) as ticker:
         for size in sizes:
             if form.tiles:
                 ours = tile_attention(geometry, bits, size, repeats, device)
@@ -56,10 +56,11 @@ def measure_geometry(
                 ours = fused_attention(geometry, bits, size, repeats, device, rates)
             else:
                 ours = packed_attention(geometry, groups, bits, size, repeats, device)
-            compare_attention(found, ours, geometry, size, repeats, device)
+            compare_attention(found, ours, geometry, size, repeats, device, form.library)
             ticker.advance()
         if whole:
-            _whole(found, profile, bits, sizes, repeats, device, ticker.advance)
+            compare_steps(found, profile, bits, sizes, repeats, options.device, tiles=form.tiles)
+            ticker.advance()
     for place, reason in found.left_out.items():
         say(f"eval: {place} is left out: {reason}")
     return SpeedResult(
@@ -101,27 +102,3 @@ def _check_device(device: str, form: Form) -> None:
         )
     if form.tiles and not on_hopper(torch.device(device)):
         raise AatcError("fused tiles are timed on a GPU of compute capability 9.0", "leave out --tiles")
-
-
-def _whole(
-    found: Findings,
-    profile: ModelProfile,
-    bits: float,
-    sizes: list[Size],
-    repeats: int,
-    device: torch.device,
-    advance: Callable[[], None],
-) -> None:
-    """Decode steps of all sizes; the uncompressed ones first, while no table of the fused cache takes memory."""
-    geometry, dtype = profile.geometry, torch.bfloat16
-    model = random_llama(geometry, profile.context, THETA, device, dtype)
-    theirs = []
-    for context, batch in sizes:
-        theirs.append(uncompressed_steps(model, geometry, context, batch, repeats, device))
-        advance()
-    spec = synthetic_spec(geometry, FUSED_WINDOW, bits, THETA, device, dtype)
-    for size, (timings, memory) in zip(sizes, theirs, strict=True):
-        ours, mine = fused_steps(model, spec, geometry, *size, repeats)
-        found.rows += speed_rows("decode", size, timings, [ours])
-        found.memory += [*memory, mine]
-        advance()

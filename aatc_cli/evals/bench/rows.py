@@ -27,13 +27,15 @@ def speed_rows(
     part: Part, size: Size, references: Sequence[Timing], others: Sequence[Timing], roof: Roofline | None = None
 ) -> list[SpeedRow]:
     """A row per backend, ours last with the ``roof``; ratios are to the fastest reference, or to ours without any."""
-    fastest = min(references, key=lambda timing: median(timing.seconds), default=others[-1])
+    fastest = min(references, key=lambda timing: median(timing.seconds), default=others[-1] if others else None)
+    if fastest is None:
+        return []
     best = median(fastest.seconds)
     rows = []
     alone = part == "attention"
     for timing in [*references, *others]:
         middle, low, high = median(timing.seconds), min(timing.seconds), max(timing.seconds)
-        mine = roof if timing is others[-1] else None
+        mine = roof if others and timing is others[-1] else None
         rows.append(
             SpeedRow(
                 part=part,

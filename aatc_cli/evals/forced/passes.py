@@ -58,7 +58,9 @@ def forced_logits(
         function = attention_of(method, prompt, on_classes)
     else:
         chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
-        tiled = isinstance(method.codecs[0]["k"], TileCodec)
-        function = (pressed_tiles if tiled else pressed_attention)(method, prompt, chosen, on_kept)
+        if isinstance(method.codecs[0]["k"], TileCodec):
+            function = pressed_tiles(method, prompt, chosen, on_kept, on_classes)
+        else:
+            function = pressed_attention(method, prompt, chosen, on_kept)
     with attention_override(model, sites, function):
         return logits_at(model, tokens, positions.to(tokens.device))

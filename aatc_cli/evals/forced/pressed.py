@@ -51,8 +51,9 @@ def pressed_attention(
 
 
 def choices_ahead(model: nn.Module, sites: list[AttentionSite], method: Method, prompts: Tensor) -> list[Tensor]:
-    """What a press that reads prompts twice leaves of ``prompts`` [B, P], by layer [B, H, P]; of others nothing.
+    """What a press that reads prompts twice leaves of ``prompts`` [B, P], by layer [B, H, P]: classes, or -1.
 
+    Of others nothing.
     Raises `AatcError` where nobody gave the method the means to ask for the prompt again.
     """
     pressed = method.press
@@ -62,9 +63,9 @@ def choices_ahead(model: nn.Module, sites: list[AttentionSite], method: Method, 
         raise AatcError(f"press {pressed.rule.name} needs a tokenizer, to ask for the prompt again", "use aatc eval")
     rows = []
     for row in prompts:
-        scores = method.reader.scores(model, sites, row[None], method.window.sinks)
-        rows.append(choices_over_layers(scores, pressed, method.window))
-    return [torch.cat(masks, 0) for masks in zip(*rows, strict=True)]
+        readings = method.reader.readings(model, sites, row[None], method.window.sinks)
+        rows.append(choices_over_layers(readings, pressed, method.window))
+    return [torch.cat(parts, 0) for parts in zip(*rows, strict=True)]
 
 
 def facts_of(site: AttentionSite, scaling: float, pressed: Pressed) -> LayerFacts:

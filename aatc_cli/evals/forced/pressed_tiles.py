@@ -1,7 +1,8 @@
 """Teacher-forced evaluation of tiles behind a press: what stays of a prompt fills tiles, head by head.
 
 The press acts when the prompt ends. Of every kv head the tokens that stay follow one another in tiles, ranked by what
-they received of the whole prompt; the last tile of a head may lack tokens, which count as those that received least.
+they received of the whole prompt; the last tile of a head may lack tokens, which count as those that received least. A
+press that says the class of every token itself leaves nothing to rank.
 What leaves the window later is kept whole, in tiles as without a press.
 """
 
@@ -17,12 +18,21 @@ from aatc_cli.core.press.state import PressState
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.evals.forced.pressed import OnKept, facts_of
 from aatc_cli.evals.forced.teacher_forced import Method
-from aatc_cli.evals.forced.tiles import tile_codecs, tiled_attention
+from aatc_cli.evals.forced.tiles import OnClasses, Stays, tile_codecs, tiled_attention
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, behind_prompt
 
 
-def pressed_tiles(method: Method, prompt: int, chosen: Sequence[Tensor], on_kept: OnKept | None) -> AttentionFunction:
-    """The attention of tiles behind a press, as `pressed.pressed_attention` has it for other codes."""
+def pressed_tiles(
+    method: Method,
+    prompt: int,
+    chosen: Sequence[Tensor],
+    on_kept: OnKept | None = None,
+    on_classes: OnClasses | None = None,
+) -> AttentionFunction:
+    """The attention of tiles behind a press, as `pressed.pressed_attention` has it for other codes.
+
+    on_classes: told the classes of packed tokens of every layer; those of evicted ones say nothing.
+    """
     codecs, window, pressed = tile_codecs(method), method.window, method.press
     assert pressed is not None
     first = codecs[0]["k"]
@@ -38,6 +48,10 @@ def pressed_tiles(method: Method, prompt: int, chosen: Sequence[Tensor], on_kept
         state.settle(packed_tokens(prompt, window), facts, lambda: values)
         if on_kept is not None:
             on_kept(layer, state.kept, state.packed)
-        return tiled_attention(inputs, codecs[layer], first.rule, window, prompt, state.kept)[0]
+        stays = Stays(state.kept, state.classes)
+        out, classes = tiled_attention(inputs, codecs[layer], first.rule, window, prompt, stays)
+        if on_classes is not None:
+            on_classes(layer, classes)
+        return out
 
     return behind_prompt(prompt, attend)

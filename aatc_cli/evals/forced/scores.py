@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from aatc_cli.core.joint import LayersCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.metrics import kl_divergence, mean_and_stderr, negative_log_likelihood
+from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.passes import attention_of, forced_logits
@@ -31,7 +32,7 @@ class Scores:
     """Per-position results of one method, one entry per window. kl, nll, nll_reference [P]; agree [P] of 0 and 1.
 
     bits: that a packed number of a window took, of codes without a fixed size. kept: of methods with a press, the share
-    of the packed tokens that is left, by layer and kv head [L, H].
+    of the packed tokens that is left, by layer and kv head [L, H], or class by class of every head [L, H n].
     """
 
     kl: list[Tensor] = field(default_factory=list)
@@ -137,24 +138,33 @@ def _logits(
     if isinstance(method.codecs[0]["k"], StoredLayer):
         rows = [_stored(model, sites, method, window[None], positions, prompt, scores) for window in tokens]
         return torch.stack(rows)
-    left: dict[int, Tensor] = {}
     if not prompt and method.press is None:
         if isinstance(method.codecs[0]["k"], LayersCodec):
             return chunked_logits_at(model, sites, method, tokens, torch.arange(positions.start, positions.stop))
         with attention_override(model, sites, attention_of(method)):
             return scored_batch(model, tokens, positions.start)
+    left, classes = dict[int, Tensor](), dict[int, Tensor]()
 
     def keep(layer: int, kept: Tensor, packed: int) -> None:
-        if method.press is not None and method.press.acts == "prompt":
-            # what came later was not chosen from
-            packed = packed_tokens(prompt, method.window)
-        span = kept[..., method.window.sinks : method.window.sinks + packed]
-        left[layer] = span.double().mean(2).cpu()
+        # of a prompt what came later was not chosen from
+        at_end = method.press is not None and method.press.acts == "prompt"
+        packed = packed_tokens(prompt, method.window) if at_end else packed
+        left[layer] = kept[..., method.window.sinks : method.window.sinks + packed]
 
-    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep)
-    if left:
-        scores.kept += torch.stack([left[layer] for layer in sorted(left)], 1)
+    logits = forced_logits(model, sites, method, tokens, torch.tensor(positions), prompt, keep, classes.__setitem__)
+    if method.press is not None:
+        shares = [_shares(left[layer], classes.get(layer), method.press) for layer in sorted(left)]
+        scores.kept += torch.stack(shares, 1).cpu()
     return logits
+
+
+def _shares(kept: Tensor, classes: Tensor | None, press: Pressed) -> Tensor:
+    """Shares of the packed tokens that are left: ``kept`` [B, H, P] -> [B, H], or [B, H n] of a press with classes."""
+    each = kept[..., None]
+    if press.levels is not None and classes is not None:
+        names = torch.arange(press.classes, device=kept.device)
+        each = each & (classes[..., : kept.shape[2], None] == names)
+    return each.double().mean(2).flatten(1)
 
 
 def _stored(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aatc_cli.artifacts.plan_press import press_of_plan
 from aatc_cli.evals.forced.teacher_forced import Method
 from aatc_cli.evals.subjects import EvalOptions, Subject, placed_codecs
 from aatc_cli.models.adapter import AttentionSite
@@ -17,5 +18,5 @@ def method_of(subject: Subject, sites: Sequence[AttentionSite], options: EvalOpt
     """
     recipe, plan = subject.recipe, subject.plan
     codecs = placed_codecs(subject, sites, options)
-    pressed = recipe.choices.press.of_plan(plan.layout) if plan else None
+    pressed = press_of_plan(plan) if plan else None
     return Method(subject.name, codecs, recipe.window, recipe.coordinates, pressed, reader)

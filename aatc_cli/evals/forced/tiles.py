@@ -9,6 +9,7 @@ class would give back for a token is known before, for all tokens at once, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -76,14 +77,22 @@ def tiles_attention(
     return behind_prompt(prompt, attend)
 
 
+@dataclass(frozen=True)
+class Stays:
+    """What a press left of a prompt. kept [B, H, P]; classes [B, H, P] where it says them, else tiles are ranked."""
+
+    kept: Tensor
+    classes: Tensor | None = None
+
+
 def tiled_attention(
-    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window, prompt: int = 0, kept: Tensor | None = None
+    inputs: LayerInputs, codecs: TileCodecs, rule: TileRule, window: Window, prompt: int = 0, left: Stays | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of every query over exact sinks and window and packed tiles; classes of the tokens of the latter.
 
     A class without bits on either side is not kept: no query of that head sees its tokens. Queries of the ``prompt``
-    saw everything exactly, and only those behind it are given. kept [B, H, prompt]: of its tokens those that a press
-    leaves, in tiles of their own. -> [B, Hq, T - prompt, D], [B, orders, P].
+    saw everything exactly, and only those behind it are given. left: of its tokens those that a press leaves, in
+    tiles of their own. -> [B, Hq, T - prompt, D], [B, orders, P].
     """
     check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
@@ -98,14 +107,17 @@ def tiled_attention(
         received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
     parts, found, start, done = [], [], prompt, 0
     # of a prompt that is pressed what leaves the window behind it is coded apart
-    ends = [packed_tokens(prompt, window)] if kept is not None else []
+    ends = [packed_tokens(prompt, window)] if left is not None else []
     while start < length:
         for until in (*ends, packed_tokens(start + 1, window)):
             leaving = slice(window.sinks + done, window.sinks + until)
             if until <= done:
                 continue
-            stays = kept[..., leaving] if kept is not None and ends else None
-            classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
+            stays = left.kept[..., leaving] if left is not None and ends else None
+            if left is not None and left.classes is not None and ends:
+                classes = left.classes[..., leaving].clamp_min(0)
+            else:
+                classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
             found.append(classes)
             _code(leaving, done, classes.expand(-1, heads, -1), hats, held)
             if dropped is not None:
@@ -115,7 +127,7 @@ def tiled_attention(
             done, ends = until, []
         end = min(window.sinks + done + window.recent, length)
         seen = slice(0 if inputs.sliding_window is None else max(start + 1 - inputs.sliding_window, 0), end)
-        mask = None if dropped is None and kept is None else hidden[..., seen]
+        mask = None if dropped is None and left is None else hidden[..., seen]
         weights = _weights(inputs.site, query[:, :, :, start:end], held[0][:, :, seen], mask)
         out = weights.flatten(2, 3) @ held[1][:, :, seen]
         parts.append(out.view(*weights.shape[:4], -1).flatten(1, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +31,13 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     Raises `UsageError` for a subject without a plan and for options of a profile alone, `AatcError` for a context the
     model does not have or when the first decoded logits are not those expected: then nothing is written of that plan.
     """
-    if settings.whole_model or settings.tiles or settings.groups != "heads":
-        option = "--whole-model" if settings.whole_model else "--tiles" if settings.tiles else "--groups"
+    of_profile = {
+        "--whole-model": settings.whole_model,
+        "--tiles": settings.tiles,
+        "--flash-attention": settings.flash_attention is not None,
+        "--groups": settings.groups != "heads",
+    }
+    if option := next((name for name, given in of_profile.items() if given), None):
         raise UsageError(f"{option} is of a profile alone, and a model was named", "leave it out, or leave out --model")
     require_stored(opened.subjects, opened.options, "is what every plan is timed against")
     for subject in opened.subjects:
@@ -53,8 +60,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     groups = head_groups_of(settings.groups, call.profile.geometry.kv_heads)
     if settings.whole_model and groups is not None:
         raise UsageError("whole decode steps are timed with the fused cache", "leave out --groups or --whole-model")
-    if settings.tiles and (settings.whole_model or groups is not None):
-        raise UsageError("of fused tiles the attention of heads alone is timed", "leave out the other options")
+    if settings.tiles and groups is not None:
+        raise UsageError("fused tiles have a head group for every head", "leave out --groups or --tiles")
     kind = "fused" if groups is None else "packed"
     if call.options.cache not in ("auto", kind):
         raise UsageError(f"this is the speed of the {kind} cache, not of {call.options.cache}", "see --groups")
@@ -69,19 +76,30 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         "whole_model": settings.whole_model,
         "groups": groups,
         "tiles": settings.tiles,
+        "flash_attention": _library(settings.flash_attention),
         **_place(call.options),
     }
     name = synthetic_name(groups, settings.tiles)
     draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
     sizes = [(context, batch) for context in settings.geometry_contexts for batch in settings.batch]
     profile, options, repeats = call.profile, call.options, settings.repeats
-    form = Form(settings.whole_model, groups, settings.tiles)
+    form = Form(settings.whole_model, groups, settings.tiles, settings.flash_attention)
 
     def measured() -> Result:
         timed = measure_geometry(profile, call.budgets[0], sizes, repeats, options, form)
         return timed.model_copy(update={"protocol": protocol, "cache": kind})
 
     return [kept(call.run.evals, draft, f"speed of {profile.name}", force=options.force, measured=measured)]
+
+
+def _library(path: Path | None) -> str | None:
+    """A library by its contents; raises `UsageError` where there is none."""
+    if path is None:
+        return None
+    if not path.is_file():
+        raise UsageError(f"--flash-attention: no file {path}", "name _vllm_fa3_C.abi3.so of a vLLM")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _place(options: EvalOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def speed_columns(results: Sequence[Result]) -> Columns:
     """
     columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats"]
     timed = ["milliseconds", "its bytes at the rate of the reference, ms", "roof: bytes, ms", "unpacking, ms"]
-    timed += ["keys, ms"]
+    timed += ["keys, ms", "tokens / s"]
     rows = []
     for result in results:
         for row in result.rows:
@@ -45,6 +45,7 @@ def speed_columns(results: Sequence[Result]) -> Columns:
                     f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
                     f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
                     *("" if bound is None else f"{bound:.4g}" for bound in bounds),
+                    f"{1e3 * row.batch / row.milliseconds:,.0f}" if row.part == "decode" else "",
                 ]
             )
     if results[0].absolute:

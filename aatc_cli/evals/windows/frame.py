@@ -75,7 +75,7 @@ class Frame:
             even = subject.recipe.choices.press.spread == "head"
             layout = layout.of_prompt(s.prompt_tokens, () if even else kept)
             origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
-            measured = measured | {"kept_share": sum(map(sum, kept)) / sum(map(len, kept))}
+            measured = measured | {"kept_share": sum(map(sum, kept)) / (len(kept) * layout.geometry.kv_heads)}
         scored = s.length - 1 - s.first_position if s.measured_queries is None else s.measured_queries
         return Evaluation.model_validate(
             {

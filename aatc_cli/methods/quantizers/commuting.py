@@ -31,6 +31,7 @@ class Commuting(Quantizer):
     meaning = "a head as a sum of entries of 6 bits each, those of keys commuting with RoPE"
     goes_with = together(allocator=("one-width",), transform=("identity",), coordinates=("pre-rope",))
     asked = True
+    fitted = True
 
     def check(self, recipe: RecipeFields) -> None:
         """Widths that the stages reach."""

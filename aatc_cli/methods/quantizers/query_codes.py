@@ -32,6 +32,7 @@ class QueryCodes(Quantizer):
     meaning = "parts of a head as the nearest of 256 points, keys in coordinates where error is score"
     goes_with = together(allocator=("one-width",), transform=("identity",), coordinates=("pre-rope",))
     asked = True
+    fitted = True
 
     def check(self, recipe: RecipeFields) -> None:
         """Widths that a code of 8 bits comes to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from matplotlib.patches import Patch, PathPatch
@@ -10,6 +11,10 @@ from matplotlib.path import Path
 from aatc_cli.core import SIDES
 from aatc_cli.report.figures.style import BAND, FULL_WIDTH, SIDE_COLOUR, SIDE_NAME, WIDTHS, draw
 from aatc_cli.report.series.plans import BitMap, Widths
+
+# boxes of the cells of one width, as matplotlib writes them: corner by corner, the first one again or closed
+_CELLS = re.compile(r'(<g id="[^"]*cells-[kv]\d+">\s*<path d=")([^"]*)(")')
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def widths_figure(widths: Widths, top: float, widest: int, name: str, *, legend: bool) -> str:
@@ -70,7 +75,18 @@ def bitmap_figure(bitmap: BitMap, widest: int, name: str, *, legend: bool) -> st
     told = (
         f"Bits of each of {bitmap.channels} channels in {bitmap.layers} layers, keys on the left, values on the right."
     )
-    return draw(name, FULL_WIDTH, height, paint, f"Bit map of {bitmap.name}", told)
+    return _CELLS.sub(_compact, draw(name, FULL_WIDTH, height, paint, f"Bit map of {bitmap.name}", told))
+
+
+def _compact(cells: re.Match[str]) -> str:
+    """The same boxes to a hundredth of a point, as sides: a quarter of the text, which is most of a page of plans."""
+    found = []
+    for box in cells[2].split("z"):
+        corners = [f"{float(number):.2f}".rstrip("0").rstrip(".") for number in _NUMBER.findall(box)]
+        if corners:
+            left, top, right, _, _, bottom = corners[:6]
+            found.append(f"M{left} {top}H{right}V{bottom}H{left}z")
+    return f"{cells[1]}{''.join(found)}{cells[3]}"
 
 
 def _shade(width: int) -> str:

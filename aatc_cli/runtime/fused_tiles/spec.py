@@ -14,13 +14,13 @@ from aatc_cli.core.layout import CacheLayout
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.models.adapter import AttentionLayer, geometry_of
+from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.form import FusedTilesForm
 from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, rotation_of
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.shared import FusedTiles
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.spec import CacheSpec, check_layers
-from aatc_cli.runtime.tiles.layer import TileLayer
 
 
 def fused_tiles_spec(
@@ -46,7 +46,7 @@ def fused_tiles_spec(
         }
         biases = {"k": site.k_bias, "v": site.v_bias}
         tiles = RecordTiles(placed, placed["k"].rule, geometry.kv_heads)
-        layer = TileLayer(site.layer, placed, biases, tiles.rule, geometry.kv_heads, tiles)  # type: ignore[arg-type]
+        layer = FusedTileLayer(site.layer, placed, biases, tiles.rule, geometry.kv_heads, tiles)  # type: ignore[arg-type]
         tables = TileTables.of(placed, tiles, layer.biases, order) if parameter.is_cuda else None
         made.append(FusedTiles(layer, tables, order))
     form = FusedTilesForm(tuple(made), window, parameter.dtype, geometry.heads, geometry.head_dim, frequencies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.plan_press import press_of_plan
 from aatc_cli.models.adapter import AttentionLayer
 from aatc_cli.models.quantized import library_codec
 from aatc_cli.runtime.pressed.form import pressed_spec
@@ -17,5 +18,5 @@ def unpacked_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, ki
     """The simulated caches of a plan on ``model``; raises `AatcError` for another ``kind`` of a pressed one."""
     codecs = plan.simulated_codecs(str(next(model.parameters()).device), library=library_codec)
     spec = simulated_spec(model, layers, codecs, plan.recipe.window, plan.recipe.coordinates, plan.layout)
-    pressed = plan.recipe.choices.press.of_plan(plan.layout)
+    pressed = press_of_plan(plan)
     return spec if pressed is None else pressed_spec(model, layers, spec, pressed, kind)

@@ -16,7 +16,7 @@ from torch import Tensor
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import exact_slots, packed_tokens
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_by_head, received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.exact import ExactRows
 from aatc_cli.runtime.softmax import OnlineSoftmax, by_head
@@ -32,6 +32,8 @@ _AT_ONCE_CUDA = 16384
 
 class TileStore:
     """The cache of one layer for b sequences of equal length. Rows are model vectors [b, n, C], keys before RoPE."""
+
+    sums = True
 
     def __init__(self, layer: TileLayer, window: Window, batch: int, dtype: torch.dtype) -> None:
         self.layer, self.window, self.batch, self.tokens = layer, window, batch, 0
@@ -59,9 +61,12 @@ class TileStore:
     def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
         """See what the tokens of a prompt receive of one another: query [b, Hq, n, D], keys [b, H, n, D], rotated."""
         lags = self.layer.rule.lags(self.window.recent)
-        found = received_by_head(
-            query, keys, view.scaling, lags, sliding=view.sliding_window, sinks=view.sinks, softcap=view.softcap
-        )
+        if view.sums is not None:
+            found = received_near(query, keys, view.sums, view.scaling, lags)
+        else:
+            found = received_by_head(
+                query, keys, view.scaling, lags, sliding=view.sliding_window, sinks=view.sinks, softcap=view.softcap
+            )
         self.received.prompt(found if self.layer.rule.order == "head" else found.sum(1, keepdim=True))
 
     def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aatc_cli.config import Geometry
-from aatc_cli.evals.bench.peers import PEERS, peer_timings
+from aatc_cli.errors import AatcError
+from aatc_cli.evals.bench import flash_attention
+from aatc_cli.evals.bench.peers import PEERS, peer_timing, peer_timings
 
 GEOMETRY = Geometry(layers=1, heads=6, kv_heads=2, head_dim=8, hidden_size=48)
 CPU = torch.device("cpu")
@@ -82,3 +85,29 @@ def test_those_that_do_not_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told is not None
     assert float(told[1]) == pytest.approx(0.1, rel=0.05)
     assert "100 tokens are no whole pages" in left_out["flashinfer"]
+
+
+def test_a_library_that_is_named_is_called_with_all_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FlashAttention-3 out of a shared library: a stand-in for what it registers."""
+
+    def forward(query: Tensor, keys: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        assert len(others) == 34
+        lengths, scale = others[8], others[20]
+        assert lengths.tolist() == [keys.shape[1]] * keys.shape[0]
+        assert scale == query.shape[-1] ** -0.5
+        found = plain(*(part.transpose(1, 2) for part in (query, keys, values))).transpose(1, 2)
+        return found, found, found, found
+
+    attend = flash_attention.attention_of(forward, 2, 64, CPU)
+    timing, error = peer_timing("fa3", attend, GEOMETRY, 2, 64, 3, CPU, timed)
+    assert timing is not None
+    assert error < 0.01
+    path = tmp_path / "fa3.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(AatcError, match=r"fa3\.so is no FlashAttention-3 for torch"):
+        flash_attention.loaded(path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(AatcError, match="for GPUs of compute capability"):
+        flash_attention.library_timing(path, GEOMETRY, 2, 64, 3, CPU)

@@ -6,24 +6,27 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from aatc_cli.config import Window
+from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.bench.tile_steps import full_tiles, tile_spec
 from aatc_cli.models.adapter import attention_layers
+from aatc_cli.models.cache_hooks import hosted
+from aatc_cli.models.compressed import HostedCache, cache_keyword
 from aatc_cli.runtime.fused_tiles import shared
 from aatc_cli.runtime.fused_tiles.graph import TileGraphDecoder
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.session import Session
+from aatc_cli.runtime.session import Session, attend
 from aatc_cli.runtime.tiles.form import tiles_spec
 
 WINDOW = Window(sinks=4, recent=128, flush=64)
@@ -77,13 +80,17 @@ def session_of(model: Any, order: Any, kind: Any) -> Session:
     layers = attention_layers(model)
     spec = tiles_spec(model, layers, codecs, WINDOW, None, kind)
     if kind == "fused":
-        form: Any = spec.form
-        made = [
-            replace(fused, tables=TileTables.of(fused.layer.codecs, fused.layer.held, fused.layer.biases, fused.order))
-            for fused in form.layers
-        ]
-        spec = replace(spec, form=replace(form, layers=tuple(made)))
+        spec = with_tables(spec)
     return Session.of("tiles", model, layers, spec)
+
+
+def with_tables(spec: Any) -> Any:
+    """What a GPU has: tables of every layer, by which single queries go to the kernel."""
+    made = [
+        replace(fused, tables=TileTables.of(fused.layer.codecs, fused.layer.held, fused.layer.biases, fused.order))
+        for fused in spec.form.layers
+    ]
+    return replace(spec, form=replace(spec.form, layers=tuple(made)))
 
 
 def fed(session: Session, cache: Any, *parts: int) -> Tensor:
@@ -179,3 +186,26 @@ def test_what_cannot_be_captured_is_refused() -> None:
         first = model(IDS[:, :4], **{session.keyword: cache}).logits[:, -1].argmax(-1)
         with pytest.raises(AatcError, match="longer than the sinks"):
             TileGraphDecoder(model, cache, session.keyword, first)
+
+
+@pytest.mark.usefixtures("kernel")
+@torch.no_grad()
+def test_a_cache_for_a_bench_is_full_of_tokens_that_are_read() -> None:
+    """As a step of the whole model is timed: written by what the device counts, over tiles of a synthetic plan."""
+    model = model_of({})
+    geometry = Geometry(layers=2, heads=6, kv_heads=2, head_dim=64, hidden_size=96)
+    spec = with_tables(tile_spec(model, geometry, WINDOW, 2.0))
+    state, stores = full_tiles(spec, 2, 500)
+    cache = HostedCache(cast("Any", state), 2)
+    tokens = torch.zeros(2, 1, dtype=torch.int64)
+    before = [store.exact.keys.clone() for store in stores]
+    with hosted(model, attention_layers(model), attend):
+        positions = torch.full_like(tokens, state.columns)
+        found = model(input_ids=tokens, position_ids=positions, **{cache_keyword(model): cache}).logits
+    assert bool(torch.isfinite(found).all())
+    assert stores[0].shared.tiles.tolist() == [stores[0].pages.count] * 2 == [6, 6]
+    for store, rows in zip(stores, before, strict=True):
+        # one row was written, behind those that there were
+        assert (store.exact.keys != rows).any(-1).nonzero().tolist() == [[0, 68], [1, 68]]
+        latents, _ = store.layer.held.unpack(store.pages.joined(None))
+        assert bool(torch.isfinite(latents["k"]).all())
