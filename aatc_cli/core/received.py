@@ -17,6 +17,8 @@ from aatc_cli.core.tensor_cores import wide_products
 # queries at a time, and attention weights that a GPU may hold at once
 _QUERIES = 64
 _WEIGHTS = 1 << 26
+# the sum of a query that is not there: its weights are zero, with nothing infinite on the way
+_NEVER = 1e30
 
 
 def received_by_head(
@@ -67,10 +69,10 @@ def received_near(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lag
     span, room = _QUERIES + last - first, blocks * _QUERIES - length
     # behind the last query there is none that pays anything
     queries = torch.nn.functional.pad(torch.unflatten(query, 1, (heads, -1)), (0, 0, 0, room))
-    paid = torch.nn.functional.pad(torch.unflatten(sums, 1, (heads, -1)), (0, room), value=torch.inf)
+    paid = torch.nn.functional.pad(torch.unflatten(sums, 1, (heads, -1)), (0, room), value=_NEVER)
     near = torch.nn.functional.pad(keys, (0, 0, last, max(room - first, 0)))
     place = torch.arange(_QUERIES, device=query.device)[:, None] + last - torch.arange(span, device=query.device)
-    watched = (place >= first) & (place <= last)
+    unwatched = (place < first) | (place > last)
     total = torch.zeros(batch, heads, last + blocks * _QUERIES + span, dtype=dtype, device=query.device)
     step = max(1, _WEIGHTS // (batch * query.shape[1] * _QUERIES * span))
     for start in range(0, blocks, step):
@@ -78,12 +80,13 @@ def received_near(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lag
         rows = slice(start * _QUERIES, stop * _QUERIES)
         mine = torch.unflatten(queries[..., rows, :].to(dtype), 3, (-1, _QUERIES)).transpose(2, 3)
         theirs = near[:, :, rows.start : rows.stop - _QUERIES + span].to(dtype).unfold(2, span, _QUERIES)
+        # squares of weights, exp(2 (score - sum)): the sums go in with the product
+        least = torch.unflatten(paid[..., rows].to(dtype), 3, (-1, _QUERIES)).transpose(2, 3).flatten(3)[..., None]
+        flat = (x.flatten(0, 2) for x in (least.expand(*least.shape[:-1], span), mine.flatten(3, 4), theirs))
         with wide_products(query):
-            scores = mine.flatten(3, 4) @ theirs * scaling
-        scores = torch.unflatten(scores, 3, (-1, _QUERIES))
-        least = torch.unflatten(paid[..., rows].to(dtype), 3, (-1, _QUERIES)).transpose(2, 3)[..., None]
-        weights = torch.where(watched, (scores - least).exp_(), torch.zeros((), dtype=dtype, device=query.device))
-        found = weights.square_().sum((3, 4))
+            weights = torch.baddbmm(*flat, beta=-2.0, alpha=2.0 * scaling).exp_()
+        weights = weights.view(batch, heads, stop - start, -1, _QUERIES, span)
+        found = weights.masked_fill_(unwatched, 0.0).sum((3, 4))
         places = torch.arange(start, stop, device=query.device)[:, None] * _QUERIES
         places = places + torch.arange(span, device=query.device)
         total.index_add_(2, places.flatten(), found.flatten(2))

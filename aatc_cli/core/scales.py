@@ -16,13 +16,13 @@ from torch import Tensor
 from aatc_cli.core.casting import saturated
 
 # by bits of a scale: codes per octave, and the code of scale 1
-_GRIDS = {8: (16.0, 128), 4: (2.5, 9)}
+SCALE_STEPS = {8: (16.0, 128), 4: (2.5, 9)}
 
 
 @lru_cache(maxsize=8)
 def scale_grid(device: torch.device, bits: int = 8) -> Tensor:
     """The scales of all codes: float16 [2^bits], rising."""
-    steps, one = _GRIDS[bits]
+    steps, one = SCALE_STEPS[bits]
     codes = torch.arange(2**bits, dtype=torch.float64)
     values = torch.where(codes > 0, torch.exp2((codes - one) / steps), torch.zeros_like(codes))
     return values.to(torch.float16).to(device)
@@ -30,7 +30,7 @@ def scale_grid(device: torch.device, bits: int = 8) -> Tensor:
 
 def pack_scales(alpha: Tensor, bits: int = 8) -> Tensor:
     """Codes uint8 of the scales nearest to ``alpha`` on the grid, in ratio; what is not zero stays above zero."""
-    steps, one = _GRIDS[bits]
+    steps, one = SCALE_STEPS[bits]
     places = torch.round(torch.log2(alpha.to(torch.float32)) * steps) + one
     codes = torch.where(alpha > 0, places.clamp(1, 2**bits - 1), torch.zeros_like(places))
     return codes.to(torch.uint8)

@@ -1,4 +1,4 @@
-"""The scheduler's side of the tier for vLLM: which chunks are there, in which slot, and where they begin."""
+"""The scheduler's side of the tier for vLLM 0.33: which chunks are there, in which slot, and where they begin."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ class ChunkSlots(_base.LoadStoreSpec):  # type: ignore[misc]
 
     def __init__(self, slots: list[int], firsts: list[int], keys: list[bytes]) -> None:
         self.slots, self.firsts, self.keys = slots, firsts, keys
+
+    @staticmethod
+    def medium() -> str:
+        """What 0.23 tells handlers apart by."""
+        return "AATC"
 
 
 @dataclass
@@ -71,8 +76,8 @@ class AatcManager(_base.OffloadingManager):  # type: ignore[misc]
 
         A chunk whose place in its text is not known is not stored: its keys could not be turned back.
         """
-        ends = {key: req_context.get_offload_key_position(key) for key in keys if key not in self.entries}
-        wanted = [key for key, end in ends.items() if end is not None and end >= self.tokens]
+        firsts = self.firsts_of(keys, req_context)
+        wanted = [key for key in firsts if key not in self.entries]
         evicted: list[bytes] = []
         short = len(wanted) - len(self.free)
         if short > 0:
@@ -83,10 +88,15 @@ class AatcManager(_base.OffloadingManager):  # type: ignore[misc]
             evicted = idle[:short]
             for key in evicted:
                 self.free.append(self.entries.pop(key).slot)
-        made = {key: _Entry(self.free.pop(), int(ends[key] or 0) - self.tokens) for key in wanted}
+        made = {key: _Entry(self.free.pop(), firsts[key]) for key in wanted}
         self.entries.update(made)
         spec = ChunkSlots([e.slot for e in made.values()], [e.first for e in made.values()], wanted)
         return _base.PrepareStoreOutput(keys_to_store=wanted, store_spec=spec, evicted_keys=evicted)
+
+    def firsts_of(self, keys: Collection[bytes], req_context: Any) -> dict[bytes, int]:
+        """The position of the first token of chunks, as far as it is known."""
+        ends = {key: req_context.get_offload_key_position(key) for key in keys}
+        return {key: int(end) - self.tokens for key, end in ends.items() if end is not None and end >= self.tokens}
 
     def complete_store(self, keys: Collection[bytes], req_context: Any, success: bool = True) -> None:
         """Chunks are written, or were not and go."""

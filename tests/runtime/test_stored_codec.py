@@ -18,7 +18,8 @@ from aatc_cli.errors import AatcError
 from aatc_cli.runtime.stored.code import TileCode
 from aatc_cli.runtime.stored.codec import StoredCodec
 from aatc_cli.runtime.stored.header import ChunkError, ChunkHeader
-from aatc_cli.runtime.stored.host_decode import host_available, with_threads
+from aatc_cli.runtime.stored.host import with_threads
+from aatc_cli.runtime.stored.host_decode import host_available
 from aatc_cli.runtime.stored.pages import Pages
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation
 
@@ -155,22 +156,77 @@ def test_the_kernel_turns_as_the_code_does(style):
 def test_half_floats_of_the_kernel_are_torch_s():
     """Round to nearest even, denormals and saturation, against torch's own conversion."""
     import numpy as np
+    from numba import njit
 
-    from aatc_cli.runtime.kernels.host_chunks import written_of
+    from aatc_cli.runtime.kernels import host_chunks
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4096, generator=generator) * torch.exp2(
         torch.randint(-30, 17, (4096,), generator=generator).float()
     )
     x[:4] = torch.tensor([0.0, -0.0, 1e6, -1e6])
-    scaled, none = np.zeros(4096, np.float32), np.zeros(0, np.float32)
-    for kind, dtype in ((1, torch.float16), (2, torch.bfloat16)):
+
+    def written(convert):
+        @njit
+        def each(rows, out):
+            for e in range(rows.shape[0]):
+                out[e] = convert(rows[e])
+
         out = np.zeros(4096, np.uint16)
-        row = x.numpy().copy()
-        bits, of_scaled = row.view(np.uint32), scaled.view(np.uint32)
-        written_of(4096)(row, bits, scaled, of_scaled, 1, kind, none, out, np.uint64(0), np.uint64(0))
-        expected = x.clamp(-65504, 65504).half() if kind == 1 else x.bfloat16()
-        assert torch.equal(torch.from_numpy(out.view(np.int16)).view(dtype), expected)
+        each(x.numpy(), out)
+        return torch.from_numpy(out.view(np.int16))
+
+    assert torch.equal(written(host_chunks.half_of).view(torch.float16), x.clamp(-65504, 65504).half())
+    assert torch.equal(written(host_chunks.brain_of).view(torch.bfloat16), x.bfloat16())
+    # what machines without the instruction do
+    by_hand = written(host_chunks.half_by_hand).view(torch.float16)
+    inside = x.abs() <= 65504
+    assert torch.equal(by_hand[inside], x[inside].half())
+
+
+@pytest.mark.skipif(not host_available(), reason="numba is not installed")
+@pytest.mark.parametrize(
+    ("changes", "style"),
+    [
+        ({"bias": True, "scale_bits": 8}, "half"),
+        ({"rule": TileRule((64,), "layer"), "groups": 1, "scale_bits": 16}, "interleaved"),
+        ({"quantizer": "uniform", "scale_bits": 4}, "none"),
+        ({"widths": ((1, 2, 3), (4, 5, 6), (7, 8, 2))}, "half"),
+    ],
+)
+def test_the_encoder_of_the_cpu_writes_the_bytes_of_the_code(changes, style):
+    """All but those where two scales are as good as one another to rounding: of such a token the error is the same."""
+    codec = codec_of(rotation=UNTURNED if style == "none" else angles(style), **changes)
+    fast = with_threads(codec, 2)
+    assert fast.coder is not None
+    for first, dtype in ((0, torch.float16), (512, torch.bfloat16), (512, torch.float32)):
+        pages = pages_of(seed=first + 1, dtype=dtype)
+        before = pages.keys.clone()
+        slow, quick = codec.encode(pages, first), fast.encode(pages, first)
+        assert torch.equal(before, pages.keys)
+        changed = sum(a != b for a, b in zip(slow, quick, strict=True))
+        assert changed < 0.03 * len(slow)
+        wide = Pages(pages.keys.float(), pages.values.float())
+        errors = [
+            sum(float((got.of(side) - wide.of(side)).square().sum()) for side in SIDES)
+            for got in (codec.decode(data, first, torch.float32) for data in (slow, quick))
+        ]
+        assert abs(errors[0] - errors[1]) < 2e-3 * errors[0]
+    with pytest.raises(AatcError, match="not finite"):
+        fast.encode(Pages(pages_of(dtype=torch.float16).keys * torch.inf, pages_of(dtype=torch.float16).values), 0)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_neighbours_are_read_together_as_one_after_another(quick):
+    codec = with_threads(codec_of(), 2) if quick else codec_of()
+    chunks = [codec.encode(pages_of(seed=index), 128 * index) for index in range(3)]
+    names = [bytes(32)] * 3
+    got = codec.decode_run(chunks, 0, torch.float16, names)
+    each = [codec.decode(data, 128 * index) for index, data in enumerate(chunks)]
+    assert torch.equal(got.keys, torch.cat([one.keys for one in each], 1))
+    assert torch.equal(got.values, torch.cat([one.values for one in each], 1))
+    with pytest.raises(ChunkError, match="another position"):
+        codec.decode_run([chunks[0], chunks[2]], 0)
 
 
 def test_tokens_that_received_more_have_more_bits():

@@ -13,6 +13,7 @@ import inspect
 import sys
 import types
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -28,7 +29,7 @@ from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.runtime.stored.code import TileCode
 from aatc_cli.runtime.stored.codec import StoredCodec
 from aatc_cli.runtime.stored.header import ChunkError
-from aatc_cli.runtime.stored.rotation import UNTURNED
+from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation
 from aatc_cli.serve import opening
 from aatc_cli.serve.chunks import EngineChunks
 
@@ -335,7 +336,8 @@ def test_the_tier_of_vllm_holds_chunks_by_the_plan_s_bytes(monkeypatch):
     manager.touch([b"a"], request)
     assert store([b"c", b"d"], list(range(8, 16))).evicted_keys == [b"b"]
     # a slot that holds another chunk than the manager says: the load fails, and nothing is written
-    worker.slots[held.slots[0]] = worker.slots[manager.entries[b"d"].slot]
+    held_slots = worker.transfers.slots
+    held_slots[held.slots[0]] = held_slots[manager.entries[b"d"].slot]
     for each in tensors:
         each.tensor.zero_()
     worker.submit_load(3, manager.prepare_load([b"a"], request), space(block_ids=[1, 2, 3, 4], block_indices=[0]))
@@ -343,6 +345,140 @@ def test_the_tier_of_vllm_holds_chunks_by_the_plan_s_bytes(monkeypatch):
     assert not worker.get_finished()[0].success
     assert not any(bool(each.tensor.any()) for each in tensors)
     worker.shutdown()
+
+
+class OffloadingHandler(ABC):
+    @abstractmethod
+    def transfer_async(self, job_id, spec): ...
+    @abstractmethod
+    def get_finished(self): ...
+    @abstractmethod
+    def wait(self, job_ids): ...
+
+
+class LoadStoreSpec23(ABC):
+    @staticmethod
+    @abstractmethod
+    def medium(): ...
+
+
+class Spec23(ABC):
+    """The spec of 0.23: of blocks of 16 tokens, and chunks of as many as the extra configuration says."""
+
+    def __init__(self, vllm_config, kv_cache_config):
+        self.vllm_config, self.kv_cache_config = vllm_config, kv_cache_config
+        self.extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self.gpu_block_size = (16,)
+        self.block_size_factor = self.extra_config["block_size"] // 16
+
+    @abstractmethod
+    def get_manager(self): ...
+    @abstractmethod
+    def get_handlers(self, kv_caches): ...
+
+
+def plugin_23(monkeypatch):
+    """The plugin for vLLM 0.23 over stand-ins of its classes, or over the real ones where that version is there."""
+    found = real("vllm")
+    if found is None or not hasattr(found, "GPULoadStoreSpec") or hasattr(found, "LookupResult"):
+        modules = {
+            "base": {
+                "LoadStoreSpec": LoadStoreSpec23, "OffloadingManager": OffloadingManager, "OffloadingSpec": Spec23,
+                "PrepareStoreOutput": PrepareStoreOutput, "RequestOffloadingContext": RequestOffloadingContext,
+                "GPULoadStoreSpec": type("GPULoadStoreSpec", (), {}),
+            },
+            "worker.worker": {"OffloadingHandler": OffloadingHandler, "TransferResult": TransferResult},
+        }  # fmt: skip
+        for name, held in modules.items():
+            module = types.ModuleType(name)
+            vars(module).update(held)
+            monkeypatch.setitem(sys.modules, f"vllm.v1.kv_offload.{name}", module)
+        for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.worker"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for name in ("vllm_0_23", "vllm_manager"):
+        monkeypatch.delitem(sys.modules, f"aatc_cli.serve.{name}", raising=False)
+    return importlib.import_module("aatc_cli.serve.vllm_0_23")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_block(monkeypatch, together):
+    """Keys before RoPE: a wrong position would turn them wrongly, so what comes back tells that it was right."""
+    module, space = plugin_23(monkeypatch), types.SimpleNamespace
+    monkeypatch.setattr(module, "require_version", lambda *args: "")
+    codec = replace(codec_of(), rotation=turning())
+    monkeypatch.setattr(module, "codec_of", lambda settings, tokens: codec)
+    monkeypatch.setattr(module, "_check_pages", lambda names: None)
+    config = space(set_current_vllm_config=lambda config: nullcontext())
+    monkeypatch.setitem(sys.modules, "vllm.config", config)
+    extra = {"block_size": 64, "cpu_bytes_to_use": 3 * codec.nbytes(0) + 5, "aatc": {"plan": "p", "model": "m"}}
+    vllm_config = space(
+        kv_transfer_config=space(kv_connector_extra_config=extra), model_config=space(dtype=torch.float16),
+        parallel_config=space(world_size=1),
+    )  # fmt: skip
+    groups = space(kv_cache_groups=[space(layer_names=["l.0.a", "l.1.a"])])
+    spec = object.__new__(module.AatcOffloadingSpec)
+    monkeypatch.setattr(module.AatcOffloadingSpec.__mro__[1], "__init__", Spec23.__init__)
+    spec.__init__(vllm_config, groups)
+    assert spec.slots == 3
+    # blocks of both layers lie in one tensor, or each layer has its own
+    whole = torch.randn(40, 2, 2 * 16 * 32).half()
+    tensors = [whole.flatten(1)] if together else [whole[:, 0].clone(), whole[:, 1].clone()]
+    caches = space(
+        tensors=[space(tensor=each.view(torch.int8)) for each in tensors],
+        group_data_refs=[[space(tensor_idx=i, page_size_bytes=2048 * (1 + together)) for i in range(2 - together)]],
+    )
+    [(source, target, handler), (again, blocks_type, same)] = spec.get_handlers(caches)
+    assert (source, target, handler) == (blocks_type, again, same)
+    manager, request = spec.get_manager(), None
+    blocks = lambda ids, index: space(block_ids=ids, block_indices=[index])  # noqa: E731
+
+    def store(job, keys, ids, index):
+        out = manager.prepare_store(keys, request)
+        handler.transfer_async(job, (blocks(ids, index), out.store_spec))
+        handler.wait({job})
+        assert [(r.job_id, r.success) for r in handler.get_finished()] == [(job, True)]
+        manager.complete_store(out.keys_to_store, request)
+        return out.keys_to_store
+
+    # a chunk in the middle first; then its neighbours, which are no neighbours of one another
+    assert store(1, [b"b"], list(range(4, 8)), 4) == [b"b"]
+    assert manager.lookup(b"b", request) is True
+    assert manager.lookup(b"a", request) is False
+    assert store(2, [b"a", b"b", b"c"], [*range(4), *range(8, 12)], 0) == [b"a", b"c"]
+    before = [each.clone() for each in tensors]
+    for each in tensors:
+        each.zero_()
+    held = manager.prepare_load([b"a", b"b", b"c"], request)
+    handler.transfer_async(3, (held, blocks(list(range(20, 30)), 2)))
+    handler.wait({3})
+    assert [r.success for r in handler.get_finished()] == [True]
+    assert spec.transfers.moved == {"stored": 3, "loaded": 3}
+    for each, old in zip(tensors, before, strict=True):
+        assert close(each[20:30], old[2:12])
+        assert not bool(each[:20].any())
+    # a key before its position: refused, and the engine stops
+    handler.transfer_async(4, (manager.prepare_load([b"c"], request), blocks([1, 2, 3, 4], 0)))
+    handler.wait({4})
+    with pytest.raises(AatcError, match="another position"):
+        handler.get_finished()
+    # what cannot be coded is kept as it is
+    for each in tensors:
+        each[4:8] = torch.inf
+    manager.reset_cache()
+    assert store(5, [b"i"], [4, 5, 6, 7], 0) == [b"i"]
+    handler.transfer_async(6, (manager.prepare_load([b"i"], request), blocks([1, 2, 3, 4], 0)))
+    handler.wait({6})
+    assert all(r.success for r in handler.get_finished())
+    assert all(bool(torch.isinf(each[1:5]).all()) for each in tensors)
+    handler.shutdown()
+
+
+def turning():
+    def tables(positions):
+        angles = positions[:, None].float() * torch.tensor([10000.0 ** (-i / 8) for i in range(8)]).repeat(2)
+        return angles.cos(), angles.sin()
+
+    return Rotation(tables, "half")
 
 
 def test_a_store_of_an_engine_stays_within_its_limit_and_never_lies(tmp_path):

@@ -77,6 +77,8 @@ def full_tiles(spec: CacheSpec, batch: int, context: int) -> tuple[CompressedSta
             torch.index_select(distinct, 0, drawn, out=store.pages.data[row])
         store.exact.keys.normal_(generator=generator)
         store.exact.values.normal_(generator=generator)
+        store.exact.shorten(tokens)
+        store.received.show(window.recent)
         store.tokens, store.pages.count = tokens, count
     stores[0].shared.move(tokens, count, stores[0].pages.capacity, 0)
     stores[0].shared.steady = True

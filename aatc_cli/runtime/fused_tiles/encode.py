@@ -36,7 +36,7 @@ class EncodeTables:
     """Static tensors of one layer, as ``encode_tiles.cu`` reads them. H kv heads, N classes, D head dim.
 
     class_of int32 [4]: the class of every 16 ranks. counts int32 [H, N, 2]: channels that are coded. Of each of them
-    channels int32 [H, N, 2, D, 8]: as floats spread, centre, price and cells a unit; channel, first cell and number of
+    channels int32 [H, N, 2, 8, D]: as floats spread, centre, price and cells a unit; channel, first cell and number of
     cells less one, as a float the inverse of an even step, half of the levels. cells float32 [n, 2]: threshold and
     level below it; before uint8 [n]: thresholds of lower cells. scale_codes uint8 [2^15] by the bits of a float16,
     scales float32 [256]. entries, places, word_counts: `Sources`.
@@ -74,7 +74,7 @@ class EncodeTables:
         return cls(
             rule.class_of_rank(device)[::ROWS].to(torch.int32),
             counts.to(device),
-            channels.to(device),
+            channels.transpose(-2, -1).contiguous().to(device),
             edges.to(device),
             before.to(device),
             _scale_codes(device),
@@ -170,11 +170,11 @@ def _magnitudes(span: Span) -> tuple[Tensor, Tensor]:
 
 
 def _cells_a_unit(edges: Tensor) -> float:
-    """The least power of two at which no two thresholds are in one cell; zero without any."""
-    if not len(edges):
+    """The least power of two at which no two thresholds are in one cell; zero where one cell will do."""
+    if len(edges) < 2:
         return 0.0
     per_one = 1.0
-    while len(edges) > 1 and float((edges[1:] - edges[:-1]).min()) * per_one <= 1.0:
+    while float((edges[1:] - edges[:-1]).min()) * per_one <= 1.0:
         per_one *= 2
     return per_one
 

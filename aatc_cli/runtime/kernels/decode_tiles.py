@@ -212,7 +212,8 @@ class TileDecoder:
                 f"the kernel of tiles has no shared memory for records of {shape.stage_bytes} bytes a tile and head"
             )
             raise AatcError(problem, "use --cache packed, or plan with fewer bits")
-        self._kernel.max_dynamic_shared_size_bytes = self.shared
+        # layers whose tables differ in size share the compiled function, and with it this limit
+        self._kernel.max_dynamic_shared_size_bytes = _SHARED_OF_PROGRAM
         self._numbers = shape.numbers(self.chunk)
 
     def __call__(self, call: TileCall, out: Tensor) -> Tensor:

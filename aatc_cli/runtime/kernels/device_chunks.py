@@ -1,12 +1,14 @@
 """Tiles of stored chunks to pages on a GPU, in Triton; import it only where Triton is installed.
 
-One program decodes the tokens of one class of one tile of one head group of one layer. Names: i_ an index, p_ a
-pointer, b_ a block of values. Keys are rotated by a second product, with a matrix whose columns are turned.
+A program reads the tokens of one class of one or more tiles of one head group of one layer: rows of a matrix product
+with the plan's matrix, whose columns lie as the rotation pairs them, the first of every pair before the second.
+`decode_kernel` does all of that for one head; where a head group has several, `unpack_kernel` reads the codes once, a
+library multiplies, and `finish_kernel` does the rest. Names: i_ an index, p_ a pointer, b_ a block of values.
 """
 
 # Triton reads the annotations of a kernel: only its constants have any
-# ruff: noqa: ANN001, ANN201
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 # annotations stay objects: the interpreter looks for tl.constexpr among them
 from importlib import import_module
@@ -16,73 +18,59 @@ triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def chunk_kernel(
-    p_data,
-    p_chunk,
-    p_layer,
-    p_nbytes,
-    p_slot_at,
-    p_slot_how,
-    p_level_at,
-    p_levels,
-    p_scale_at,
-    p_scales,
-    p_decode,
-    p_turned,
-    p_bias,
-    p_bias_turned,
-    p_cos,
-    p_sin,
-    p_out,
-    tiles,
-    tokens,
-    groups,
-    class_stride,
-    K: tl.constexpr,
-    Q: tl.constexpr,
-    E: tl.constexpr,
-    D: tl.constexpr,
-    SLOTS: tl.constexpr,
-    CLASS_BITS: tl.constexpr,
-    BY_GROUP: tl.constexpr,
-    SCALE_BITS: tl.constexpr,
-    TURN: tl.constexpr,
-    BIAS: tl.constexpr,
-    LARGEST: tl.constexpr,
-):
-    """Class K of Q tokens. Grid (all tiles, groups, layers); ``tiles`` a chunk, ``tokens`` in all.
+@triton.jit
+def _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles):
+    """Where tiles [ROWS] of a layer begin."""
+    p_tile = p_data + tl.load(p_chunk + tile // tiles) + tl.load(p_layer + i_layer)
+    return p_tile + (tile % tiles).to(tl.int64) * tl.load(p_nbytes + i_layer)
 
-    data uint8; chunk [m], layer [L]: where the layers of a chunk begin, and a layer behind that; nbytes [L] of a tile.
-    Tables of the class: slot_at, slot_how [L, groups, SLOTS, E], level_at [L, groups, E], scale_at [L, groups]. decode,
-    turned [L, groups, E, E]; bias, bias_turned [L, groups, E]; cos, sin [tokens, D]; out [L, tokens, groups E].
-    """
-    i_tile, i_group, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    i_part = (i_layer * groups + i_group).to(tl.int64)
-    p_tile = p_data + tl.load(p_chunk + i_tile // tiles) + tl.load(p_layer + i_layer)
-    p_tile += (i_tile % tiles).to(tl.int64) * tl.load(p_nbytes + i_layer)
-    row, column, token = tl.arange(0, Q), tl.arange(0, E), tl.arange(0, 64)
-    b_token = row
-    if CLASS_BITS > 0:
-        p_class = p_tile + i_group * class_stride if BY_GROUP else p_tile
-        b_class = tl.zeros([64], tl.int32)
-        for bit in tl.static_range(CLASS_BITS):
-            b_byte = tl.load(p_class + bit * 8 + token // 8).to(tl.int32)
-            b_class += ((b_byte >> (token % 8)) & 1) << bit
-        b_mine = (b_class == K).to(tl.int32)
-        b_rank = tl.cumsum(b_mine, 0) - b_mine
-        b_hit = (b_rank[None, :] == row[:, None]) & (b_mine[None, :] > 0)
-        b_token = tl.sum(tl.where(b_hit, token[None, :], 0), 1)
-    b_code = tl.zeros([Q, E], tl.int32)
-    for slot in tl.static_range(SLOTS):
-        i_slot = (i_part * SLOTS + slot) * E + column
+
+@triton.jit
+def _tokens_of(p_class, row, K: tl.constexpr, CLASS_BITS: tl.constexpr):
+    """The token [ROWS] of a tile that is number ``row`` of those of class K; its masks begin at ``p_class``."""
+    b_token, b_count = row, row * 0
+    for byte in range(8):
+        b_low = tl.load(p_class + byte).to(tl.int32)
+        b_high = b_low
+        if CLASS_BITS == 2:
+            b_high = tl.load(p_class + 8 + byte).to(tl.int32)
+        for bit in tl.static_range(8):
+            b_class = (b_low >> bit) & 1
+            if CLASS_BITS == 2:
+                b_class += ((b_high >> bit) & 1) << 1
+            b_mine = b_class == K
+            b_token = tl.where(b_mine & (b_count == row), byte * 8 + bit, b_token)
+            b_count += b_mine.to(tl.int32)
+    return b_token
+
+
+@triton.jit
+def _slots_of(p_slots, i_part, block, E: tl.constexpr, KB: tl.constexpr):
+    """The most digits that a channel of a block has."""
+    p_first = p_slots + i_part * (E // 32 + 1) + block * (KB // 32)
+    slots = tl.load(p_first)
+    for part in tl.static_range(1, KB // 32):
+        slots = tl.maximum(slots, tl.load(p_first + part))
+    return slots
+
+
+@triton.jit
+def _levels_of(p_tile, p_slot_at, p_slot_how, p_level_at, p_levels, row, column, i_part, slots, E: tl.constexpr):
+    """What the codes [ROWS, n] of some channels are read as, before the token scale."""
+    b_code = row[:, None] * 0 + column[None, :] * 0
+    for slot in range(slots):
+        i_slot = (i_part * 4 + slot) * E + column
         b_how = tl.load(p_slot_how + i_slot)
         b_at = tl.load(p_slot_at + i_slot)[None, :] + row[:, None] * ((b_how >> 12) & 7)[None, :]
         b_used = ((b_how >> 8) & 3)[None, :]
-        b_byte = tl.load(p_tile + b_at, mask=b_used > 0, other=0).to(tl.int32)
+        b_byte = tl.load(p_tile[:, None] + b_at, mask=b_used > 0, other=0).to(tl.int32)
         b_code |= ((b_byte >> (b_how & 7)[None, :]) & b_used) << ((b_how >> 3) & 15)[None, :]
-    b_latent = tl.load(p_levels + tl.load(p_level_at + i_part * E + column)[None, :] + b_code)
-    i_scale = tl.load(p_scale_at + i_part)
+    return tl.load(p_levels + tl.load(p_level_at + i_part * E + column)[None, :] + b_code)
+
+
+@triton.jit
+def _scales_of(p_tile, p_scales, i_scale, row, SCALE_BITS: tl.constexpr):
+    """The token scales [ROWS]; zero where a class has no bits."""
     p_scale = p_tile + tl.maximum(i_scale, 0)
     if SCALE_BITS == 8:
         b_index = tl.load(p_scale + row).to(tl.int32)
@@ -90,19 +78,243 @@ def chunk_kernel(
         b_index = tl.load(p_scale + 2 * row).to(tl.int32) | (tl.load(p_scale + 2 * row + 1).to(tl.int32) << 8)
     else:
         b_index = (tl.load(p_scale + row // 2).to(tl.int32) >> (4 * (row % 2))) & 15
-    b_scale = tl.where(i_scale >= 0, tl.load(p_scales + b_index), 0.0)
-    b_latent *= b_scale[:, None]
-    i_matrix = i_part * E * E + column[:, None] * E + column[None, :]
-    b_rows = tl.dot(b_latent, tl.load(p_decode + i_matrix), input_precision="tf32")
+    return tl.where(i_scale >= 0, tl.load(p_scales + b_index), 0.0)
+
+
+@triton.jit
+def _store_turned(
+    b_low,
+    b_high,
+    b_place,
+    live,
+    p_bias,
+    p_column,
+    p_cos,
+    p_sin,
+    p_out,
+    i_head,
+    i_out,
+    H: tl.constexpr,
+    TURN: tl.constexpr,
+    BIAS: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """Pairs [ROWS, H] with their bias, rotated by their places [ROWS], as numbers of ``out``."""
+    pair = tl.arange(0, H)
     if BIAS:
-        b_rows += tl.load(p_bias + i_part * E + column)[None, :]
-    b_place = i_tile.to(tl.int64) * 64 + b_token
+        b_low += tl.load(p_bias + i_head * 2 * H + pair)[None, :]
+        b_high += tl.load(p_bias + i_head * 2 * H + H + pair)[None, :]
+    b_first, b_second = b_low, b_high
     if TURN:
-        b_turned = tl.dot(b_latent, tl.load(p_turned + i_matrix), input_precision="tf32")
-        if BIAS:
-            b_turned += tl.load(p_bias_turned + i_part * E + column)[None, :]
-        i_angle = b_place[:, None] * D + (column % D)[None, :]
-        b_rows = b_rows * tl.load(p_cos + i_angle) + b_turned * tl.load(p_sin + i_angle)
-    b_rows = tl.minimum(tl.maximum(b_rows, -LARGEST), LARGEST)
-    i_out = (i_layer.to(tl.int64) * tokens + b_place[:, None]) * (groups * E) + i_group * E + column[None, :]
-    tl.store(p_out + i_out, b_rows.to(p_out.dtype.element_ty))
+        i_angle = b_place[:, None] * (2 * H) + pair[None, :]
+        mask = live[:, None]
+        b_cos, b_sin = tl.load(p_cos + i_angle, mask=mask, other=0.0), tl.load(p_sin + i_angle, mask=mask, other=0.0)
+        b_first = b_low * b_cos - b_high * b_sin
+        b_cos = tl.load(p_cos + i_angle + H, mask=mask, other=0.0)
+        b_sin = tl.load(p_sin + i_angle + H, mask=mask, other=0.0)
+        b_second = b_high * b_cos + b_low * b_sin
+    b_first = tl.minimum(tl.maximum(b_first, -LARGEST), LARGEST).to(p_out.dtype.element_ty)
+    b_second = tl.minimum(tl.maximum(b_second, -LARGEST), LARGEST).to(p_out.dtype.element_ty)
+    to = tl.load(p_column + pair)[None, :]
+    tl.store(p_out + i_out[:, None] + to, b_first, mask=live[:, None] & (to >= 0))
+    to = tl.load(p_column + H + pair)[None, :]
+    tl.store(p_out + i_out[:, None] + to, b_second, mask=live[:, None] & (to >= 0))
+
+
+@triton.jit
+def decode_kernel(
+    p_data,
+    p_chunk,
+    p_layer,
+    p_nbytes,
+    p_slot_at,
+    p_slot_how,
+    p_level_at,
+    p_slots,
+    p_levels,
+    p_scale_at,
+    p_scales,
+    p_matrix,
+    p_unit,
+    p_bias,
+    p_column,
+    p_cos,
+    p_sin,
+    p_out,
+    tiles,
+    every,
+    tokens,
+    groups,
+    class_stride,
+    K: tl.constexpr,
+    Q: tl.constexpr,
+    E: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    CLASS_BITS: tl.constexpr,
+    BY_GROUP: tl.constexpr,
+    SCALE_BITS: tl.constexpr,
+    TURN: tl.constexpr,
+    BIAS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    KB: tl.constexpr,
+):
+    """Class K of Q tokens a tile, for every head of D. Grid (ROWS of ``every`` tiles, heads, layers).
+
+    data uint8; chunk [m], layer [L]: where the layers of a chunk of ``tiles`` tiles begin, and a layer behind that;
+    nbytes [L] of a tile. Tables of the class, E channels padded: slot_at, slot_how [L, groups, 4, E], level_at
+    [L, groups, E], slots [L, groups, E / 32 + 1] (the last: blocks of 32 that have any), scale_at [L, groups]. matrix
+    [L, groups, E, HEADS, 2, H], unit [L, groups]: what one of its products is worth; bias
+    [L, groups, HEADS, 2, H]; column [2 H] of a head; cos, sin [tokens, 2 H]; out [L, tokens, channels].
+    """
+    i_rows, i_head, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_group = i_head // HEADS
+    i_part = (i_layer * groups + i_group).to(tl.int64)
+    place = i_rows * ROWS + tl.arange(0, ROWS)
+    live = place // Q < every
+    tile = tl.where(live, place // Q, 0)
+    row = place % Q
+    p_tile = _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles)
+    b_token = row
+    if CLASS_BITS > 0:
+        b_token = _tokens_of(p_tile + i_group * class_stride if BY_GROUP else p_tile, row, K, CLASS_BITS)
+    b_low, b_high = tl.zeros([ROWS, H], tl.float32), tl.zeros([ROWS, H], tl.float32)
+    pair = tl.arange(0, H)
+    blocks = tl.cdiv(tl.load(p_slots + i_part * (E // 32 + 1) + E // 32), KB // 32)
+    for block in range(blocks):
+        slots = _slots_of(p_slots, i_part, block, E, KB)
+        column = block * KB + tl.arange(0, KB)
+        b_level = _levels_of(p_tile, p_slot_at, p_slot_how, p_level_at, p_levels, row, column, i_part, slots, E)
+        i_matrix = ((i_part * E + column) * HEADS + i_head % HEADS)[:, None] * (2 * H) + pair[None, :]
+        b_low = tl.dot(b_level, tl.load(p_matrix + i_matrix), b_low)
+        b_high = tl.dot(b_level, tl.load(p_matrix + i_matrix + H), b_high)
+    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
+    b_place = tile.to(tl.int64) * 64 + b_token
+    i_out = (i_layer.to(tl.int64) * tokens + b_place) * (groups * HEADS * D) + i_head * D
+    _store_turned(
+        b_low * b_scale[:, None],
+        b_high * b_scale[:, None],
+        b_place,
+        live,
+        p_bias,
+        p_column,
+        p_cos,
+        p_sin,
+        p_out,
+        i_part * HEADS + i_head % HEADS,
+        i_out,
+        H,
+        TURN,
+        BIAS,
+        LARGEST,
+    )
+
+
+@triton.jit
+def unpack_kernel(
+    p_data,
+    p_chunk,
+    p_layer,
+    p_nbytes,
+    p_slot_at,
+    p_slot_how,
+    p_level_at,
+    p_slots,
+    p_levels,
+    p_scale_at,
+    p_scales,
+    p_unit,
+    p_latent,
+    p_alpha,
+    tiles,
+    every,
+    tokens,
+    groups,
+    class_stride,
+    first,
+    K: tl.constexpr,
+    Q: tl.constexpr,
+    E: tl.constexpr,
+    CLASS_BITS: tl.constexpr,
+    BY_GROUP: tl.constexpr,
+    SCALE_BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KB: tl.constexpr,
+):
+    """Latents of class K before the token scale, and the scales. Grid (ROWS of ``every`` tiles, groups, layers).
+
+    Tables as of `decode_kernel`; layers from ``first`` on. latent [layers, groups, tokens, E] float16, alpha
+    [layers, groups, tokens].
+    """
+    i_rows, i_group = tl.program_id(0), tl.program_id(1)
+    i_layer = tl.program_id(2) + first
+    i_part = (i_layer * groups + i_group).to(tl.int64)
+    place = i_rows * ROWS + tl.arange(0, ROWS)
+    live = place // Q < every
+    tile = tl.where(live, place // Q, 0)
+    row = place % Q
+    p_tile = _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles)
+    b_token = row
+    if CLASS_BITS > 0:
+        b_token = _tokens_of(p_tile + i_group * class_stride if BY_GROUP else p_tile, row, K, CLASS_BITS)
+    i_row = (tl.program_id(2) * groups + i_group).to(tl.int64) * tokens + tile.to(tl.int64) * 64 + b_token
+    for block in range(E // KB):
+        slots = _slots_of(p_slots, i_part, block, E, KB)
+        column = block * KB + tl.arange(0, KB)
+        b_level = _levels_of(p_tile, p_slot_at, p_slot_how, p_level_at, p_levels, row, column, i_part, slots, E)
+        tl.store(p_latent + i_row[:, None] * E + column[None, :], b_level, mask=live[:, None])
+    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
+    tl.store(p_alpha + i_row, b_scale, mask=live)
+
+
+@triton.jit
+def finish_kernel(
+    p_rows,
+    p_alpha,
+    p_bias,
+    p_column,
+    p_cos,
+    p_sin,
+    p_out,
+    tokens,
+    groups,
+    first,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    TURN: tl.constexpr,
+    BIAS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Products to pages: rows [layers, groups, tokens, HEADS, 2, H]. Grid (ROWS of tokens, heads, layers)."""
+    i_rows, i_head, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_group = i_head // HEADS
+    place = i_rows * ROWS + tl.arange(0, ROWS)
+    live = place < tokens
+    i_row = (i_layer * groups + i_group).to(tl.int64) * tokens + place
+    b_scale = tl.load(p_alpha + i_row, mask=live, other=0.0)
+    i_rows = (i_row * HEADS + i_head % HEADS)[:, None] * (2 * H) + tl.arange(0, H)[None, :]
+    b_low = tl.load(p_rows + i_rows, mask=live[:, None], other=0.0).to(tl.float32)
+    b_high = tl.load(p_rows + i_rows + H, mask=live[:, None], other=0.0).to(tl.float32)
+    i_part = ((i_layer + first) * groups + i_group).to(tl.int64)
+    i_out = ((i_layer + first).to(tl.int64) * tokens + place) * (groups * HEADS * D) + i_head * D
+    _store_turned(
+        b_low * b_scale[:, None],
+        b_high * b_scale[:, None],
+        place,
+        live,
+        p_bias,
+        p_column,
+        p_cos,
+        p_sin,
+        p_out,
+        i_part * HEADS + i_head % HEADS,
+        i_out,
+        H,
+        TURN,
+        BIAS,
+        LARGEST,
+    )

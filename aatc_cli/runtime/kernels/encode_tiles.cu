@@ -17,8 +17,15 @@ extern __shared__ __align__(128) u8 smem[];
 // what is added to a number to have it rounded in the last bits of a float32
 #define WHOLE 8388608.0f
 
-// even: one over the step of evenly spaced levels, else zero
-struct __align__(16) Channel { float spread, centre, price, cell; int channel, first; float even; int half; };
+// facts of the channels that a class of a head codes, [8][E]: neighbouring lanes read neighbouring words
+enum { SPREAD, CENTRE, PRICE, CELL, PLACE, FIRST, EVEN, HALF };
+struct Channels {
+  const u32* words;
+  __device__ __forceinline__ float number(int fact, int i) const { return __uint_as_float(words[fact * E + i]); }
+  __device__ __forceinline__ int whole(int fact, int i) const { return (int)words[fact * E + i]; }
+};
+// what a lane keeps of its channels from token to token; nothing of a channel that is not there
+struct Kept { float price[LANE_CHANNELS], per_one[LANE_CHANNELS]; int first[LANE_CHANNELS]; };
 
 // what a token scale is tried at, of the root mean square
 __device__ const float FACTORS[8] = {0.6f, 0.8f, 1.0f, 1.2f, 1.4f, 1.6f, 1.8f, 2.0f};
@@ -74,7 +81,7 @@ __device__ __forceinline__ void rank_tokens(const float* received, const int* cl
 struct Levels { const float2* cells; const u8* before; };
 
 // codes and the scale of one token's side; ``row`` are its latents
-__device__ __forceinline__ void code_row(const float* row, const Channel* mine, int count, Levels levels, const u8* scale_codes,
+__device__ __forceinline__ void code_row(const float* row, Channels mine, const Kept& kept, int count, Levels levels, const u8* scale_codes,
                                          const float* scales, u8* codes, u8* scale) {
   const int lane = threadIdx.x % 32;
   float unit[LANE_CHANNELS], share[LANE_CHANNELS], peak = TINY, sum = 0.f;
@@ -82,8 +89,9 @@ __device__ __forceinline__ void code_row(const float* row, const Channel* mine, 
   for (int j = 0; j < LANE_CHANNELS; j++) {
     unit[j] = 0.f;
     if (32 * j + lane < count) {
-      const Channel c = mine[32 * j + lane];
-      unit[j] = fminf(fmaxf((row[c.channel] - c.centre) / c.spread, -LARGEST), LARGEST);
+      const int i = 32 * j + lane;
+      const float latent = row[mine.whole(PLACE, i)] - mine.number(CENTRE, i);
+      unit[j] = fminf(fmaxf(latent / mine.number(SPREAD, i), -LARGEST), LARGEST);
     }
     peak = fmaxf(peak, fabsf(unit[j]));
   }
@@ -97,14 +105,7 @@ __device__ __forceinline__ void code_row(const float* row, const Channel* mine, 
   const int code = scale_codes[pack2(fminf(rms * FACTORS[lane / 4], 65504.f), 0.f) & 0x7FFF];
   const float alpha = scales[code];
   const float size = alpha / peak, inverse = alpha > 0.f ? peak / alpha : peak;
-  float errors[8], price[LANE_CHANNELS], per_one[LANE_CHANNELS];
-  int first[LANE_CHANNELS];
-#pragma unroll
-  for (int j = 0; j < LANE_CHANNELS; j++) {
-    const bool there = 32 * j + lane < count;
-    price[j] = there ? mine[32 * j + lane].price : 0.f; per_one[j] = there ? mine[32 * j + lane].cell : 0.f;
-    first[j] = there ? mine[32 * j + lane].first : 0;
-  }
+  float errors[8];
 #pragma unroll
   for (int c = 0; c < 8; c++) {
     const float times = __shfl_sync(~0u, inverse, 4 * c), held = __shfl_sync(~0u, size, 4 * c);
@@ -113,9 +114,9 @@ __device__ __forceinline__ void code_row(const float* row, const Channel* mine, 
     for (int j = 0; j < LANE_CHANNELS; j++) {
       if (32 * j < count) {
         const float z = share[j] * times;
-        const float2 cell = levels.cells[(first[j] & 0xFFFF) + cell_of(z, per_one[j], first[j] >> 16)];
+        const float2 cell = levels.cells[(kept.first[j] & 0xFFFF) + cell_of(z, kept.per_one[j], kept.first[j] >> 16)];
         const float off = fmaf(z > cell.x ? 2.f * cell.x - cell.y : cell.y, held, -share[j]);
-        errors[c] = fmaf(price[j] * off, off, errors[c]);
+        errors[c] = fmaf(kept.price[j] * off, off, errors[c]);
       }
     }
   }
@@ -134,18 +135,18 @@ __device__ __forceinline__ void code_row(const float* row, const Channel* mine, 
 #pragma unroll
   for (int j = 0; j < LANE_CHANNELS; j++) {
     if (32 * j + lane < count) {
-      const Channel c = mine[32 * j + lane];
-      const float z = unit[j] / (chosen > 0.f ? chosen : 1.f), magnitude = fabsf(z);
+      const int i = 32 * j + lane, half = mine.whole(HALF, i);
+      const float z = unit[j] / (chosen > 0.f ? chosen : 1.f), magnitude = fabsf(z), even = mine.number(EVEN, i);
       int index;
-      if (c.even > 0.f) {
-        index = (int)fminf(fmaxf(floorf(z * c.even) + (float)c.half, 0.f), (float)(2 * c.half - 1));
+      if (even > 0.f) {
+        index = (int)fminf(fmaxf(floorf(z * even) + (float)half, 0.f), (float)(2 * half - 1));
       } else {
-        const int cell = (c.first & 0xFFFF) + cell_of(magnitude, c.cell, c.first >> 16);
+        const int cell = (kept.first[j] & 0xFFFF) + cell_of(magnitude, kept.per_one[j], kept.first[j] >> 16);
         const float edge = levels.cells[cell].x;
         const int below = levels.before[cell] + (z > 0.f ? magnitude > edge : magnitude >= edge);
-        index = z > 0.f ? c.half + below : c.half - 1 - below;
+        index = z > 0.f ? half + below : half - 1 - below;
       }
-      codes[c.channel] = (u8)index;
+      codes[mine.whole(PLACE, i)] = (u8)index;
     }
   }
 }
@@ -171,7 +172,7 @@ __device__ __forceinline__ void gather(const u8* bytes, const uint4* sources, co
 extern "C" __global__ void __launch_bounds__(256)
 encode_tiles(const int classes, const int orders, const int words, const int most, const int cell_count,
              const int of_token, const int of_head, const float* keys, const float* values, const float* received, const int* class_of, const int* counts,
-             const Channel* channels, const float2* cells, const u8* before, const u8* scale_codes, const float* scales,
+             const u32* channels, const float2* cells, const u8* before, const u8* scale_codes, const float* scales,
              const uint4* sources, const int* places, const int* word_counts, u32* out) {
   const long long tile = blockIdx.x;
   const int head = blockIdx.y, warp = threadIdx.x / 32;
@@ -184,10 +185,20 @@ encode_tiles(const int classes, const int orders, const int words, const int mos
   const int block = warp / 2, side = warp % 2, row_class = (head * classes + class_of[block]) * 2 + side;
   const int count = counts[row_class];
   const float* latents = side ? values : keys;
+  const Channels mine{channels + (long long)row_class * 8 * E};
+  Kept kept;
+#pragma unroll
+  for (int j = 0; j < LANE_CHANNELS; j++) {
+    const int i = 32 * j + (int)threadIdx.x % 32;
+    const bool there = i < count;
+    kept.price[j] = there ? mine.number(PRICE, i) : 0.f;
+    kept.per_one[j] = there ? mine.number(CELL, i) : 0.f;
+    kept.first[j] = there ? mine.whole(FIRST, i) : 0;
+  }
   for (int i = 0; i < 16; i++) {
     const int slot = 16 * block + i;
     const float* row = latents + (tile * 64 + bytes[CODES + 128 + slot]) * of_token + (long long)head * of_head;
-    code_row(row, channels + row_class * E, count, Levels{own_cells, own_before}, scale_codes, scales,
+    code_row(row, mine, kept, count, Levels{own_cells, own_before}, scale_codes, scales,
              bytes + (2 * slot + side) * E, bytes + CODES + 64 * side + slot);
   }
   __syncthreads();

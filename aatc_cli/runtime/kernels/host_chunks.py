@@ -11,11 +11,14 @@ t token, j channel with bits, e number of a head group.
 
 from __future__ import annotations
 
+import platform
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 TILE = 64
 _OPTIONS = {"nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
@@ -62,8 +65,8 @@ def scales_of(data, place, bits, scales, count, out, first):
 
 
 @njit(**_OPTIONS)
-def latents_of(words, halves, tile, entries, slots, levels, first, count, quota, codes, out):
-    """Latents [count, TILE] of one part before the token scale; ``tile``: its byte in the data."""
+def latents_of(words, halves, tile, entries, slots, levels, first, count, quota, codes, scale, out):
+    """Latents [count, TILE] of one part, times the scale [quota] of their tokens; ``tile``: its byte in the data."""
     for j in range(count):
         entry = 4 * (first + j)
         s, level, to = 4 * entries[entry + 1], _U(entries[entry + 3]), _U(TILE * j)
@@ -71,23 +74,23 @@ def latents_of(words, halves, tile, entries, slots, levels, first, count, quota,
         at, bit = _U((tile + slots[s]) // 4), np.uint32(slots[s + 1])
         if number == 1 and slots[s + 3] == 2:
             for r in range(_U(quota)):
-                out[to + r] = levels[level + _U((words[at + r] >> bit) & _THREE)]
+                out[to + r] = levels[level + _U((words[at + r] >> bit) & _THREE)] * scale[r]
             continue
         half = _U((tile + slots[s]) // 2)
         if number == 1:
             for r in range(_U(quota)):
-                out[to + r] = levels[level + _U((np.uint32(halves[half + r]) >> bit) & _ONE)]
+                out[to + r] = levels[level + _U((np.uint32(halves[half + r]) >> bit) & _ONE)] * scale[r]
             continue
         again, more, up = _U((tile + slots[s + 4]) // 4), np.uint32(slots[s + 5]), np.uint32(slots[s + 6])
         if number == 2 and slots[s + 3] == 2:
             for r in range(_U(quota)):
                 code = ((words[at + r] >> bit) & _THREE) | (((words[again + r] >> more) & _THREE) << up)
-                out[to + r] = levels[level + _U(code)]
+                out[to + r] = levels[level + _U(code)] * scale[r]
             continue
         if number == 2:
             for r in range(_U(quota)):
                 code = ((np.uint32(halves[half + r]) >> bit) & _ONE) | (((words[again + r] >> more) & _THREE) << up)
-                out[to + r] = levels[level + _U(code)]
+                out[to + r] = levels[level + _U(code)] * scale[r]
             continue
         for r in range(_U(quota)):
             codes[r] = 0
@@ -102,7 +105,7 @@ def latents_of(words, halves, tile, entries, slots, levels, first, count, quota,
                 for r in range(_U(quota)):
                     codes[r] |= ((np.uint32(halves[half + r]) >> bit) & _ONE) << up
         for r in range(_U(quota)):
-            out[to + r] = levels[level + _U(codes[r])]
+            out[to + r] = levels[level + _U(codes[r])] * scale[r]
 
 
 def _decoded(size: int) -> Any:
@@ -140,98 +143,122 @@ def _decoded(size: int) -> Any:
     return decoded
 
 
-def _turned(size: int, dim: int, rotary: int, style: int) -> Any:
-    """Rotate the heads of a tile's rows [64, E] in place: style 1 has pairs half a rotary width apart, 2 side by side.
+@intrinsic
+def float_bits(typingctx, number):
+    """The bits of a float32."""
 
-    ``angle``: place in the tables of the tile's first token.
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), code
+
+
+@intrinsic
+def _half_by_machine(typingctx, number):
+    def code(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), code
+
+
+@njit(**_OPTIONS)
+def half_by_hand(number):
+    """Bits of the float16 nearest to a float32 that is in its range."""
+    # in units in which what is denormal in float16 is so in float32
+    bits = float_bits(np.float32(abs(number)) * np.float32(2.0**-112))
+    bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & _ONE)) >> np.uint32(13)
+    return np.uint16(bits | ((float_bits(number) >> np.uint32(16)) & np.uint32(0x8000)))
+
+
+# where the machine has no such instruction, it would call a function that is not there
+HAS_HALF = platform.machine() in ("aarch64", "arm64") or bool(binding.get_host_cpu_features().get("f16c", False))
+_half_bits = _half_by_machine if HAS_HALF else half_by_hand
+
+
+@njit(**_OPTIONS)
+def half_of(number):
+    """Bits of the float16 nearest to a float32, held at the largest."""
+    return _half_bits(min(max(number, np.float32(-65504.0)), np.float32(65504.0)))
+
+
+@njit(**_OPTIONS)
+def brain_of(number):
+    """Bits of the bfloat16 nearest to a float32."""
+    bits = float_bits(number)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & _ONE)) >> np.uint32(16))
+
+
+def finished_of(size: int, dim: int, rotary: int, style: int) -> Any:
+    """Rows of a tile [64, E] by class to pages: in the order of tokens, with the bias, rotated, in numbers of ``kind``.
+
+    style 0 turns nothing, 1 has pairs half a rotary width apart, 2 side by side. ``angle``: place in the tables of the
+    tile's first token; tokens are written ``step`` apart from ``to`` on.
     """
-    n, wide, step, half = _U(size), _U(dim), _U(rotary), _U(rotary // 2)
-    pairs_apart = style == 1
+    n, wide, turn, half = _U(size), _U(dim), _U(rotary), _U(rotary // 2)
+    heads = _U(size // dim)
 
     @njit(**_OPTIONS)
-    def turned(rows, angle, cos, sin):
+    def turned(rows, source, bias, angle, cos, sin, line):
+        for head in range(heads):
+            h = head * wide
+            s = source + h
+            if style == 1:
+                for i in range(half):
+                    x, y = rows[s + i] + bias[h + i], rows[s + half + i] + bias[h + half + i]
+                    line[h + i] = x * cos[angle + i] - y * sin[angle + i]
+                    line[h + half + i] = y * cos[angle + half + i] + x * sin[angle + half + i]
+            else:
+                for pair in range(half):
+                    i = _U(2) * pair
+                    x, y = rows[s + i] + bias[h + i], rows[s + i + _U(1)] + bias[h + i + _U(1)]
+                    line[h + i] = x * cos[angle + i] - y * sin[angle + i]
+                    line[h + i + _U(1)] = y * cos[angle + i + _U(1)] + x * sin[angle + i + _U(1)]
+            for i in range(turn, wide):
+                line[h + i] = rows[s + i] + bias[h + i]
+
+    @njit(**_OPTIONS)
+    def finished(rows, row, bias, angle, cos, sin, kind, wide_out, narrow_out, to, step, line):
         for t in range(_U(TILE)):
-            a = angle + t * step
-            for head in range(n // wide):
-                h = t * n + head * wide
-                if pairs_apart:
-                    for i in range(half):
-                        x, y = rows[h + i], rows[h + half + i]
-                        rows[h + i] = x * cos[a + i] - y * sin[a + i]
-                        rows[h + half + i] = y * cos[a + half + i] + x * sin[a + half + i]
-                else:
-                    for pair in range(half):
-                        i = _U(2) * pair
-                        x, y = rows[h + i], rows[h + i + _U(1)]
-                        rows[h + i] = x * cos[a + i] - y * sin[a + i]
-                        rows[h + i + _U(1)] = y * cos[a + i + _U(1)] + x * sin[a + i + _U(1)]
-
-    return turned
-
-
-def written_of(size: int) -> Any:
-    """Write rows [count, E], whose bits are ``bits``, ``step`` apart: kind 0 as float32, 1 float16, 2 bfloat16."""
-    n = _U(size)
-
-    @njit(**_OPTIONS)
-    def written(rows, bits, scaled, scaled_bits, count, kind, wide, narrow, to, step):
-        for t in range(_U(count)):
-            row, out = t * n, to + t * step
-            if kind == 0:
-                for e in range(n):
-                    wide[out + e] = rows[row + e]
-            elif kind == 2:
-                for e in range(n):
-                    b = bits[row + e]
-                    b = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & _ONE)) >> np.uint32(16)
-                    narrow[out + e] = np.uint16(b)
+            source, out = _U(row[t]) * n, to + t * step
+            if style:
+                turned(rows, source, bias, angle + t * turn, cos, sin, line)
             else:
                 for e in range(n):
-                    # in units in which what is denormal in float16 is so in float32; held at the largest
-                    scaled[e] = min(abs(rows[row + e]), np.float32(65504.0)) * np.float32(2.0**-112)
+                    line[e] = rows[source + e] + bias[e]
+            if kind == 0:
                 for e in range(n):
-                    b = scaled_bits[e]
-                    b = (b + np.uint32(0xFFF) + ((b >> np.uint32(13)) & _ONE)) >> np.uint32(13)
-                    narrow[out + e] = np.uint16(b | ((bits[row + e] >> np.uint32(16)) & np.uint32(0x8000)))
-
-    return written
-
-
-def _placed(size: int) -> Any:
-    """Rows of a tile from the order of their classes to that of their tokens, times their scales, with the bias."""
-    n = _U(size)
-
-    @njit(**_OPTIONS)
-    def placed(rows, row, scale, bias, out):
-        for t in range(TILE):
-            source, to, alpha = _U(row[t]) * n, _U(t) * n, scale[row[t]]
-            for e in range(n):
-                out[to + e] = rows[source + e] * alpha
-            if bias.shape[0]:
+                    wide_out[out + e] = line[e]
+            elif kind == 1:
                 for e in range(n):
-                    out[to + e] += bias[e]
+                    narrow_out[out + e] = half_of(line[e])
+            else:
+                for e in range(n):
+                    narrow_out[out + e] = brain_of(line[e])
 
-    return placed
+    return finished
 
 
 @lru_cache(maxsize=16)
 def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
     """The kernel for head groups of ``size`` channels and heads of ``dim``, of which ``rotary`` are turned.
 
-    It writes pages [n, C] of one side of one layer, and says whether every tile had classes of the right sizes. data,
-    words, halves: the same bytes in units of 1, 4 and 2; tables
-    as in `tables.SideTables`, flat. cos, sin [n, R]. kind: 0 writes float32 to ``wide``, 1 float16 and 2 bfloat16 to
-    ``narrow``.
+    It writes pages [L, n, C] of one side of the layers ``first`` to ``last``, and says whether every tile had classes
+    of the right sizes. data, words, halves: the chunk in units of 1, 4 and 2 bytes; starts [L]: the byte where a layer
+    begins. places [L, 5]: where a layer's tables begin in those of all (`host_decode.LayerTables`), and bytes of its
+    tile. cos, sin [n, R]. kind: 0 writes float32 to ``wide``, 1 float16 and 2 bfloat16 to ``narrow``, layers ``stride``
+    numbers apart, from ``to`` on.
     """
-    decoded, placed = _decoded(size), _placed(size)
-    turned, written = _turned(size, dim, rotary, style), written_of(size)
+    decoded, finished = _decoded(size), finished_of(size, dim, rotary, style)
+    n = _U(size)
 
     @njit(**_OPTIONS)
-    def decode_side(
+    def decode_layers(
         data,
         words,
         halves,
-        nbytes,
+        starts,
+        tiles,
+        places,
         parts,
         entries,
         slots,
@@ -239,7 +266,7 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
         basis,
         scales,
         scale_bits,
-        bias,
+        biases,
         quotas,
         orders,
         class_bits,
@@ -249,34 +276,52 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
         kind,
         wide,
         narrow,
+        to,
+        stride,
+        first,
+        last,
     ):
         codes, scale = np.zeros(TILE, dtype=np.uint32), np.zeros(TILE, dtype=np.float32)
         latents, rows = np.zeros(size * TILE, dtype=np.float32), np.zeros(TILE * size, dtype=np.float32)
-        tokens, scaled = np.zeros(TILE * size, dtype=np.float32), np.zeros(size, dtype=np.float32)
-        bits, scaled_bits = tokens.view(np.uint32), scaled.view(np.uint32)
-        row, groups = np.arange(TILE), parts.shape[1]
-        for g in range(groups):
-            for tile in range(data.shape[0] // nbytes):
-                base, start = tile * nbytes, 0
-                if class_bits > 0:
-                    order = base + (g if orders > 1 else 0) * class_stride
-                    if not rows_of(data, order, class_bits, quotas, row):
-                        return False
-                for k in range(quotas.shape[0]):
-                    first, count, place = parts[k, g, 0], parts[k, g, 1], parts[k, g, 2]
-                    stop = start + quotas[k]
-                    if count:
-                        scales_of(data, base + place, scale_bits, scales, quotas[k], scale, start)
-                        latents_of(words, halves, base, entries, slots, levels, first, count, quotas[k], codes, latents)
-                    mine = basis[first * size : (first + count) * size]
-                    decoded(latents, mine, _U(count), _U(quotas[k]), rows[start * size : stop * size])
-                    start = stop
-                own = bias[g * size : (g + 1) * size] if bias.shape[0] else bias
-                placed(rows, row, scale, own, tokens)
-                if style:
-                    turned(tokens, _U(tile * TILE * rotary), cos, sin)
-                to = _U((tile * TILE * groups + g) * size)
-                written(tokens, bits, scaled, scaled_bits, TILE, kind, wide, narrow, to, _U(groups * size))
+        line, row, groups = np.zeros(size, dtype=np.float32), np.arange(TILE), parts.shape[2]
+        for layer in range(first, last):
+            own_entries = entries[4 * places[layer, 0] : 4 * places[layer + 1, 0]]
+            own_slots = slots[4 * places[layer, 1] : 4 * places[layer + 1, 1]]
+            own_levels = levels[places[layer, 2] : places[layer + 1, 2]]
+            own_basis = basis[places[layer, 0] * size : places[layer + 1, 0] * size]
+            for g in range(groups):
+                bias = biases[layer, g * size : (g + 1) * size]
+                for tile in range(tiles):
+                    base, start = starts[layer] + tile * places[layer, 3], 0
+                    if class_bits > 0:
+                        order = base + (g if orders > 1 else 0) * class_stride
+                        if not rows_of(data, order, class_bits, quotas, row):
+                            return False
+                    for k in range(quotas.shape[0]):
+                        at, count, place = parts[layer, k, g, 0], parts[layer, k, g, 1], parts[layer, k, g, 2]
+                        stop = start + quotas[k]
+                        if count:
+                            scales_of(data, base + place, scale_bits, scales, quotas[k], scale, 0)
+                            latents_of(
+                                words,
+                                halves,
+                                base,
+                                own_entries,
+                                own_slots,
+                                own_levels,
+                                at,
+                                count,
+                                quotas[k],
+                                codes,
+                                scale,
+                                latents,
+                            )
+                        mine = own_basis[at * size : (at + count) * size]
+                        decoded(latents, mine, _U(count), _U(quotas[k]), rows[start * size : stop * size])
+                        start = stop
+                    out = _U(to + layer * stride + (tile * TILE * groups + g) * size)
+                    angle = _U(tile * TILE * rotary)
+                    finished(rows, row, bias, angle, cos, sin, kind, wide, narrow, out, n * _U(groups), line)
         return True
 
-    return decode_side
+    return decode_layers

@@ -10,9 +10,11 @@ that a checksum does not cover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES, Side
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.runtime.stored.code import Biases, ChunkCode, TileCode
+from aatc_cli.runtime.stored.code import Biases, ChunkCode, Rows, TileCode
 from aatc_cli.runtime.stored.header import (
     NO_NAME,
     VERSION,
@@ -41,7 +43,23 @@ from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation, keys_off
 CHUNK = 256
 # of a chunk: whole tiles, at least one and at most four
 CHUNKS = (64, 128, 192, 256)
-Decode = Callable[[list[Tensor], Tensor, torch.dtype, Scales | None], Pages]
+# chunks, where the layers of each begin, positions of all tokens
+Decode = Callable[[Sequence[memoryview], Sequence[Sequence[int]], Tensor, torch.dtype, Scales | None], Pages]
+Encode = Callable[[Rows, Tensor, int], list[Tensor]]
+# threads that look after checksums of many chunks, and bytes below which one does
+_CHECKERS, _ALONE = 16, 1 << 23
+
+
+class Opener(Protocol):
+    """A way from pages to rows without rotation, of numbers of some types."""
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether it reads numbers of this type."""
+        ...
+
+    def __call__(self, pages: Pages, places: Tensor) -> dict[Side, Tensor]:
+        """Rows [L, n, C] in float32 of pages at ``places``; raises `AatcError` for one that is not finite."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,8 @@ class StoredCodec:
 
     plan, model: 32 bytes that name them in every chunk. sinks: first tokens of a text that are kept exact. stand_in
     ranks the tokens of a tile where the caller has not seen what attention they received (`order`). scales: what
-    numbers of 8-bit pages are worth. fast: another way to the same pages, where there is one.
+    numbers of 8-bit pages are worth. fast, coder, opener: other ways to the pages of chunks, to their bytes, and from
+    pages to rows, the same but for rounding, where there are any.
     """
 
     geometry: Geometry
@@ -64,6 +83,8 @@ class StoredCodec:
     scales: Scales | None = None
     device: str = "cpu"
     fast: Decode | None = None
+    coder: Encode | None = None
+    opener: Opener | None = None
 
     @classmethod
     def of(cls, plan: Plan, rotation: Rotation, biases: Biases, *, tokens: int = CHUNK, device: str = "cpu") -> Self:
@@ -129,12 +150,13 @@ class StoredCodec:
         pages.check(geometry.layers, count * self.tokens, geometry.kv_heads, geometry.head_dim)
         places = torch.arange(first, first + count * self.tokens, device=self.device)
         moved = Pages(pages.keys.to(self.device), pages.values.to(self.device))
-        rows = keys_off(moved.rows(self.scales), self.rotation, places, geometry.kv_heads)
+        rows = self._rows(moved, places)
         sinks = self._sinks(first)
         ranked = self._ranked(rows, received)
         # kept exact beside the tile: in it they must not take the place of a token that is not
         if sinks:
-            rows = {side: part.index_fill(1, places[:sinks] - first, 0) for side, part in rows.items()}
+            for part in rows.values():
+                part[:, :sinks] = 0
             ranked[..., :sinks] = -torch.inf
         exact = memoryview(moved.exact(sinks))
         coded = [memoryview(part.cpu().numpy().tobytes()) for part in self._coded(rows, ranked, first, count)]
@@ -154,10 +176,19 @@ class StoredCodec:
             chunks.append(assemble(header, parts))
         return chunks
 
+    def _rows(self, pages: Pages, places: Tensor) -> dict[Side, Tensor]:
+        """Rows of pages without rotation, which may be written to."""
+        if self.opener is not None and self.scales is None and self.opener.takes(pages.keys.dtype):
+            return self.opener(pages, places)
+        rows = keys_off(pages.rows(self.scales), self.rotation, places, self.geometry.kv_heads)
+        alike = pages.keys.dtype == torch.float32 and self.scales is None
+        return {side: part.clone() for side, part in rows.items()} if alike else rows
+
     def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[Tensor]:
         """Bytes of every chunk and layer, chunk by chunk; tiles are coded together and cut."""
         if self.code.by_tile:
-            parts = [torch.chunk(part, count) for part in self.code.encode(rows, ranked, first)]
+            coder = self.code.encode if self.coder is None else self.coder
+            parts = [torch.chunk(part.cpu(), count) for part in coder(rows, ranked, first)]
             return [part[index] for index in range(count) for part in parts]
         found: list[Tensor] = []
         for index in range(count):
@@ -166,7 +197,6 @@ class StoredCodec:
             found += self.code.encode(mine, ranked[..., span], first + index * self.tokens)
         return found
 
-    @torch.no_grad()
     def decode(
         self,
         data: bytes | memoryview,
@@ -178,20 +208,35 @@ class StoredCodec:
 
         Raises `ChunkError` for a chunk of anything else, or one that is damaged; ``name`` where it has another name.
         """
-        view = memoryview(data).cast("B") if not isinstance(data, memoryview) else data
-        first = first_position(positions, self.tokens)
-        header = self.checked(view, first, name)
-        starts = header.starts
-        whole = torch.frombuffer(bytearray(view), dtype=torch.uint8).to(self.device)
-        parts = [
-            whole[start : start + length] for start, (length, _) in zip(starts[1:-1], header.parts[1:], strict=True)
-        ]
-        places = torch.arange(first, first + self.tokens, device=self.device)
-        read = self._read if self.fast is None else self.fast
-        pages = read(parts, places, dtype, self.scales)
-        if header.sinks:
-            pages.put_exact(view[starts[0] : starts[0] + header.parts[0][0]], TYPES[header.dtype], self.scales)
-        return pages
+        return self.decode_run([data], first_position(positions, self.tokens), dtype, None if name is None else [name])
+
+    @torch.no_grad()
+    def decode_run(
+        self,
+        chunks: Sequence[bytes | memoryview],
+        first: int,
+        dtype: torch.dtype = torch.float16,
+        names: Sequence[bytes] | None = None,
+    ) -> Pages:
+        """The pages of neighbouring chunks from position ``first`` on, together; otherwise as `decode`."""
+        views = [memoryview(data).cast("B") for data in chunks]
+        firsts = [first + index * self.tokens for index in range(len(views))]
+        asked = [None] * len(views) if names is None else list(names)
+        headers = list(_mapped(self.checked, views, firsts, asked))
+        starts = [header.starts for header in headers]
+        places = torch.arange(first, first + len(views) * self.tokens, device=self.device)
+        if self.fast is not None:
+            found = self.fast(views, [begins[1:-1] for begins in starts], places, dtype, self.scales)
+        else:
+            parts = [
+                self._read(*each, dtype) for each in zip(views, headers, torch.split(places, self.tokens), strict=True)
+            ]
+            found = parts[0] if len(parts) == 1 else Pages.joined(parts)
+        for index, (view, header) in enumerate(zip(views, headers, strict=True)):
+            if header.sinks:
+                exact = view[header.nbytes : header.nbytes + header.parts[0][0]]
+                found.part(index * self.tokens, self.tokens).put_exact(exact, TYPES[header.dtype], self.scales)
+        return found
 
     def checked(self, view: memoryview, first: int, name: bytes | None = None) -> ChunkHeader:
         """The head of a chunk that this codec can decode at position ``first``; raises `ChunkError`."""
@@ -222,12 +267,13 @@ class StoredCodec:
         header.require_parts(view)
         return header
 
-    def _read(self, parts: list[Tensor], places: Tensor, dtype: torch.dtype, scales: Scales | None) -> Pages:
-        """Pages by way of the code itself, in torch."""
+    def _read(self, view: memoryview, header: ChunkHeader, places: Tensor, dtype: torch.dtype) -> Pages:
+        whole = torch.frombuffer(bytearray(view), dtype=torch.uint8).to(self.device)
+        spans = zip(header.starts[1:-1], header.parts[1:], strict=True)
+        parts = [whole[start : start + length] for start, (length, _) in spans]
         rows = self.code.decode(parts, self.tokens)
-        heads = self.geometry.kv_heads
-        keys = self.rotation.put_on(torch.unflatten(rows["k"], -1, (heads, -1)), places)
-        return Pages.of_rows({"k": keys.flatten(2), "v": rows["v"]}, heads, dtype, scales)
+        keys = self.rotation.put_on(torch.unflatten(rows["k"], -1, (self.geometry.kv_heads, -1)), places)
+        return Pages.of_rows({"k": keys.flatten(2), "v": rows["v"]}, self.geometry.kv_heads, dtype, self.scales)
 
     def _ranked(self, rows: Mapping[Side, Tensor], received: Tensor | None) -> Tensor:
         """What the tokens are ranked by: [L, orders, n]."""
@@ -257,6 +303,16 @@ def _code_of(plan: Plan, biases: Biases, device: str) -> ChunkCode:
         return TileCode.of(plan.codecs(device), biases, plan.geometry.kv_heads)
     codecs = plan.simulated_codecs(device)
     return PredictedCode([layer["k"] for layer in codecs], biases, plan.geometry.kv_heads)
+
+
+def _mapped(
+    work: Callable[..., ChunkHeader], views: Sequence[memoryview], *more: Sequence[Any]
+) -> Iterable[ChunkHeader]:
+    """What ``work`` gives for every chunk; many at once, since checksums are taken without the interpreter's lock."""
+    if sum(map(len, views)) < _ALONE:
+        return map(work, views, *more)
+    with ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, views, *more))
 
 
 def first_position(positions: Tensor | int, tokens: int) -> int:

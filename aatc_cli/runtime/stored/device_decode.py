@@ -1,9 +1,10 @@
-"""Chunks to pages on a GPU: many chunks in a few launches of the kernel in `runtime.kernels.device_chunks`."""
+"""Chunks to pages on a GPU: many chunks in a few launches of the kernels in `runtime.kernels.device_chunks`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,18 +15,17 @@ from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.casting import saturated
-from aatc_cli.core.rope import rotate_half, rotate_pairs
-from aatc_cli.core.tile_packing import TilePacking
 from aatc_cli.core.tile_sizes import TILE
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.stored.code import TileCode
-from aatc_cli.runtime.stored.codec import StoredCodec
+from aatc_cli.runtime.stored.device_tables import ClassTables, SideOnDevice
 from aatc_cli.runtime.stored.header import aligned
 from aatc_cli.runtime.stored.pages import Pages, Scales
 from aatc_cli.runtime.stored.rotation import Rotation
-from aatc_cli.runtime.stored.tables import SideTables, side_tables
 
-_SLOTS = 4
+# numbers of a side that are between the kernels at once where head groups have several heads
+_AT_ONCE = 1 << 27
+# threads that put chunks into memory that a GPU reads
+_COPIERS = 16
 
 
 def device_available(device: str) -> bool:
@@ -33,43 +33,42 @@ def device_available(device: str) -> bool:
     return device.startswith("cuda") and find_spec("triton") is not None
 
 
-@dataclass(frozen=True)
-class ClassTables:
-    """Dense tables of one class of one side, on the device: as `runtime.kernels.device_chunks` reads them."""
-
-    quota: int
-    slot_at: Tensor
-    slot_how: Tensor
-    level_at: Tensor
-    scale_at: Tensor
-
-
 class DeviceDecoder:
-    """The pages of any number of chunks of one codec, on a GPU."""
+    """The pages of any number of chunks of one codec, on a GPU.
 
-    def __init__(self, code: TileCode, rotation: Rotation, heads: int, tokens: int, device: str) -> None:
-        self.rotation, self.heads, self.tokens, self.device = rotation, heads, tokens, device
-        packings = [layer.held for layer in code.layers]
-        assert all(isinstance(packing, TilePacking) for packing in packings)
-        self.sides: dict[Side, _SideOnDevice] = {
-            side: _SideOnDevice(
-                [side_tables(layer.held, side, layer.biases[side]) for layer in code.layers],  # type: ignore[arg-type]
-                [layer.codecs[side].codec.decode for layer in code.layers],
-                rotation.style if side == "k" else "none",
-                heads,
-                device,
-            )
-            for side in SIDES
+    split: latents first, and a product by the library behind it; without it where head groups are single heads.
+    rows, block, warps: the shape of a program, rows of tokens by channels of a step.
+    """
+
+    def __init__(self, code: TileCode, rotation: Rotation, tokens: int, device: str) -> None:
+        self.rotation, self.tokens, self.device = rotation, tokens, device
+        self.sides: dict[Side, SideOnDevice] = {
+            side: SideOnDevice.of(code.layers, side, rotation, device) for side in SIDES
         }
+        self.heads = self.sides["k"].groups * self.sides["k"].heads
         sizes = [aligned(size) for size in code.sizes(tokens)]
         self.layer = torch.tensor([sum(sizes[:index]) for index in range(len(sizes))], device=device)
-        self.nbytes = torch.tensor([packing.nbytes for packing in packings], device=device)
-        self.kernel: Any = import_module("aatc_cli.runtime.kernels.device_chunks").chunk_kernel
+        self.nbytes = torch.tensor([layer.held.nbytes for layer in code.layers], device=device)
+        self.kernels: Any = import_module("aatc_cli.runtime.kernels.device_chunks")
+        self.split = self.sides["k"].heads > 1
+        self.rows, self.block, self.warps = 64, 32, 4
 
-    def __call__(self, parts: Sequence[Tensor], places: Tensor, dtype: torch.dtype, scales: Scales | None) -> Pages:
-        """Pages of one chunk from the bytes of its layers."""
-        padded = [torch.nn.functional.pad(part, (0, aligned(part.numel()) - part.numel())) for part in parts]
-        return self.decode(torch.cat(padded), torch.zeros(1, dtype=torch.int64), places, dtype, scales)
+    def __call__(
+        self, chunks: Sequence[memoryview], starts: Sequence[Sequence[int]], places: Tensor, dtype: torch.dtype,
+        scales: Scales | None,
+    ) -> Pages:  # fmt: skip
+        """Pages of chunks that follow one another, whose layers begin at ``starts``, of tokens at ``places``."""
+        ends = torch.tensor([0, *map(len, chunks)]).cumsum(0)
+        whole = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=self.device.startswith("cuda"))
+        flat = whole.numpy()
+
+        def put(chunk: memoryview, start: int) -> None:
+            np.copyto(flat[start : start + len(chunk)], np.frombuffer(chunk, dtype=np.uint8))
+
+        with ThreadPoolExecutor(min(_COPIERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(put, chunks, ends[:-1].tolist()))
+        begins = ends[:-1] + torch.tensor([each[0] for each in starts])
+        return self.decode(whole.to(self.device, non_blocking=True), begins, places, dtype, scales)
 
     def decode(
         self, data: Tensor, starts: Tensor, places: Tensor, dtype: torch.dtype, scales: Scales | None = None
@@ -80,12 +79,12 @@ class DeviceDecoder:
         """
         held = torch.float32 if scales is not None or dtype.itemsize < 2 else dtype
         count, layers = places.numel(), self.layer.numel()
-        angles = self._angles(places)
-        made = {}
+        begins, made = starts.to(self.device), {}
         for side in SIDES:
             mine = self.sides[side]
             out = torch.empty(layers, count, mine.groups * mine.size, dtype=held, device=self.device)
-            self._launch(mine, data, starts.to(self.device), angles, out)
+            angles = self._angles(mine, places)
+            (self._by_parts if self.split else self._whole)(mine, data, begins, angles, out)
             made[side] = torch.unflatten(out, -1, (self.heads, -1))
         if held == dtype:
             return Pages(made["k"], made["v"])
@@ -93,132 +92,125 @@ class DeviceDecoder:
             return Pages(saturated(made["k"], dtype), saturated(made["v"], dtype))
         return Pages.of_rows({side: made[side].flatten(2) for side in SIDES}, self.heads, dtype, scales)
 
-    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [n, D], one and zero for what is not turned."""
-        dim = self.sides["k"].dim
-        if self.rotation.style == "none":
+    def _angles(self, mine: SideOnDevice, places: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [n, 2 half] of first and second ones of pairs, one and zero for what is not turned."""
+        if not mine.turned:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device)
         cos, sin = (table.to(torch.float32) for table in self.rotation.full_tables(places.to(self.device)))
-        rest = (0, dim - cos.shape[1])
+        index = mine.column.to(torch.int64)
+        still = (index < 0) | (index >= cos.shape[1])
+        index = index.masked_fill(still, 0)
         return (
-            torch.nn.functional.pad(cos, rest, value=1.0).contiguous(),
-            torch.nn.functional.pad(sin, rest).contiguous(),
+            cos.index_select(1, index).masked_fill_(still, 1.0).contiguous(),
+            sin.index_select(1, index).masked_fill_(still, 0.0).contiguous(),
         )
 
-    def _launch(
-        self, mine: _SideOnDevice, data: Tensor, starts: Tensor, angles: tuple[Tensor, Tensor], out: Tensor
-    ) -> None:
+    def _whole(self, mine: SideOnDevice, data: Tensor, starts: Tensor, angles: tuple[Tensor, ...], out: Tensor) -> None:
+        """All in one kernel, a head at a time."""
         layers, tokens, _ = out.shape
-        largest = torch.finfo(out.dtype).max
+        every = tokens // TILE
         for index, tables in enumerate(mine.classes):
-            self.kernel[(tokens // TILE, mine.groups, layers)](
+            grid = (-(-every * tables.quota // self.rows), mine.groups * mine.heads, layers)
+            self.kernels.decode_kernel[grid](
                 data,
                 starts,
                 self.layer,
                 self.nbytes,
-                tables.slot_at,
-                tables.slot_how,
-                tables.level_at,
-                mine.levels,
-                tables.scale_at,
-                mine.scales,
-                mine.decode,
-                mine.turned,
+                *_tables(tables, mine),
+                mine.matrix,
+                mine.unit,
                 mine.bias,
-                mine.bias_turned,
+                mine.column,
                 *angles,
                 out,
                 self.tokens // TILE,
+                every,
                 tokens,
                 mine.groups,
                 mine.class_stride,
-                K=index,
-                Q=tables.quota,
-                E=mine.size,
-                D=mine.dim,
-                SLOTS=_SLOTS,
-                CLASS_BITS=mine.class_bits,
-                BY_GROUP=mine.orders > 1,
-                SCALE_BITS=mine.scale_bits,
-                TURN=mine.style != "none",
-                BIAS=mine.bias.numel() > 0,
-                LARGEST=largest,
+                E=mine.padded,
+                **self._turn(mine, out),
+                **self._class(mine, index, tables),
             )
 
-
-class _SideOnDevice:
-    """The tables of one side of all layers on the device, dense by class."""
-
-    def __init__(
-        self, tables: Sequence[SideTables], decode: Sequence[Tensor], style: str, heads: int, device: str
+    def _by_parts(
+        self, mine: SideOnDevice, data: Tensor, starts: Tensor, angles: tuple[Tensor, ...], out: Tensor
     ) -> None:
-        first = tables[0]
-        self.groups, self.size, self.style = first.groups, first.size, style
-        if self.size not in (16, 32, 64, 128, 256):
-            raise AatcError(f"head groups of {self.size} channels have no kernel", "decode them by the code itself")
-        self.dim = self.groups * self.size // heads
-        self.orders, self.class_bits, self.class_stride = first.orders, first.class_bits, first.class_stride
-        self.scale_bits = first.scale_bits
-        self.scales = torch.from_numpy(first.scales).to(device)
-        # level 0 is that of channels without bits
-        self.levels = torch.from_numpy(np.concatenate([np.zeros(1, np.float32), *(t.levels for t in tables)])).to(
-            device
-        )
-        self.decode = torch.stack([matrix.to(device, torch.float32) for matrix in decode]).contiguous()
-        self.turned = self._turn(self.decode)
-        bias = [torch.from_numpy(t.bias) for t in tables]
-        whole = torch.stack(bias).to(device).view(len(tables), self.groups, self.size) if bias[0].numel() else None
-        none = torch.empty(0, device=device)
-        self.bias = none if whole is None else whole.contiguous()
-        self.bias_turned = none if whole is None else self._turn(whole)
-        starts = np.cumsum([1, *(t.levels.size for t in tables)])
-        self.classes = [_dense(tables, starts, k, int(quota), device) for k, quota in enumerate(first.quotas.tolist())]
+        """Some layers at a time: latents by a kernel, their product, the rotation and the rest by a kernel."""
+        layers, tokens, _ = out.shape
+        every = tokens // TILE
+        step = min(max(_AT_ONCE // (tokens * mine.groups * mine.padded), 1), layers)
+        latents = torch.empty(step, mine.groups, tokens, mine.padded, dtype=torch.float16, device=self.device)
+        alpha = torch.empty(step, mine.groups, tokens, device=self.device)
+        for first in range(0, layers, step):
+            count = min(step, layers - first)
+            for index, tables in enumerate(mine.classes):
+                grid = (-(-every * tables.quota // self.rows), mine.groups, count)
+                self.kernels.unpack_kernel[grid](
+                    data,
+                    starts,
+                    self.layer,
+                    self.nbytes,
+                    *_tables(tables, mine),
+                    mine.unit,
+                    latents,
+                    alpha,
+                    self.tokens // TILE,
+                    every,
+                    tokens,
+                    mine.groups,
+                    mine.class_stride,
+                    first,
+                    E=mine.padded,
+                    **self._class(mine, index, tables),
+                )
+            rows = _product(latents[:count].flatten(0, 1), mine.matrix[first : first + count].flatten(3).flatten(0, 1))
+            self.kernels.finish_kernel[(-(-tokens // self.rows), mine.groups * mine.heads, count)](
+                rows,
+                alpha,
+                mine.bias,
+                mine.column,
+                *angles,
+                out,
+                tokens,
+                mine.groups,
+                first,
+                ROWS=self.rows,
+                **self._turn(mine, out),
+            )
 
-    def _turn(self, matrix: Tensor) -> Tensor:
-        """The columns [..., E] of every head as a rotation by a quarter turns them."""
-        if self.style == "none":
-            return matrix
-        by_head = torch.unflatten(matrix, -1, (-1, self.dim))
-        turn = rotate_pairs if self.style == "interleaved" else rotate_half
-        return turn(by_head).flatten(-2).contiguous()
+    def _class(self, mine: SideOnDevice, index: int, tables: ClassTables) -> dict[str, Any]:
+        """Constants of the kernels that read codes."""
+        return {
+            "K": index,
+            "Q": tables.quota,
+            "CLASS_BITS": mine.class_bits,
+            "BY_GROUP": mine.orders > 1,
+            "SCALE_BITS": mine.scale_bits,
+            "ROWS": self.rows,
+            "KB": self.block if mine.padded % self.block == 0 else 32,
+            "num_warps": self.warps,
+        }
+
+    def _turn(self, mine: SideOnDevice, out: Tensor) -> dict[str, Any]:
+        """Constants of the kernels that write pages."""
+        return {
+            "D": mine.dim,
+            "H": mine.half,
+            "HEADS": mine.heads,
+            "TURN": mine.turned,
+            "BIAS": mine.bias.numel() > 0,
+            "LARGEST": torch.finfo(out.dtype).max,
+        }
 
 
-def _dense(tables: Sequence[SideTables], starts: Any, k: int, quota: int, device: str) -> ClassTables:
-    """The tables of class ``k``: what a channel does not have points to level 0 and reads no digit."""
-    layers, groups, size = len(tables), tables[0].groups, tables[0].size
-    slot_at = np.zeros((layers, groups, _SLOTS, size), dtype=np.int32)
-    slot_how = np.zeros_like(slot_at)
-    level_at = np.zeros((layers, groups, size), dtype=np.int32)
-    scale_at = np.full((layers, groups), -1, dtype=np.int32)
-    for layer, mine in enumerate(tables):
-        for group in range(groups):
-            first, count, place = mine.parts[k, group]
-            scale_at[layer, group] = place if count else -1
-            for channel, slot, slots, level in mine.entries[first : first + count]:
-                level_at[layer, group, channel] = starts[layer] + level
-                for index, (at, bit, shift, bits) in enumerate(mine.slots[slot : slot + slots]):
-                    slot_at[layer, group, index, channel] = at + bit // 8
-                    stride, mask = (4, 3) if bits == 2 else (2, 1)
-                    slot_how[layer, group, index, channel] = bit % 8 | shift << 3 | mask << 8 | stride << 12
-    moved = [torch.from_numpy(array).to(device) for array in (slot_at, slot_how, level_at, scale_at)]
-    return ClassTables(quota, *moved)
+def _tables(tables: ClassTables, mine: SideOnDevice) -> tuple[Tensor, ...]:
+    """Tables of a class in the order in which kernels take them."""
+    return (tables.slot_at, tables.slot_how, tables.level_at, tables.slots, mine.levels, tables.scale_at, mine.scales)
 
 
-def on_device(codec: StoredCodec) -> StoredCodec:
-    """The codec with its decoder on a GPU; as it is where there is none, or the code has no kernel."""
-    code = codec.code
-    if not device_available(codec.device) or not isinstance(code, TileCode):
-        return codec
-    if codec.rotation.style == "half" and _partial(codec):
-        return codec
-    try:
-        found = DeviceDecoder(code, codec.rotation, codec.geometry.kv_heads, codec.tokens, codec.device)
-    except AatcError:
-        return codec
-    return replace(codec, fast=found)
-
-
-def _partial(codec: StoredCodec) -> bool:
-    """Whether only a part of a head is turned, whose halves do not lie half a head apart."""
-    cos, _ = codec.rotation.full_tables(torch.zeros(1, dtype=torch.int64))
-    return cos.shape[1] != codec.geometry.head_dim
+def _product(latents: Tensor, matrix: Tensor) -> Tensor:
+    """Rows [m, n, N] in float32 of latents [m, n, E] and matrices [m, E, N] in float16."""
+    if latents.is_cuda:
+        return torch.bmm(latents, matrix, out_dtype=torch.float32)
+    return latents.float() @ matrix.float()

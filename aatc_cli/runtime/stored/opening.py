@@ -12,8 +12,8 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import ModelSource, empty_model, identify, load_config, load_model, load_tokenizer
 from aatc_cli.models.rotary import rotation_tables
 from aatc_cli.runtime.stored.codec import CHUNK, StoredCodec
-from aatc_cli.runtime.stored.device_decode import on_device
-from aatc_cli.runtime.stored.host_decode import with_threads
+from aatc_cli.runtime.stored.device import on_device
+from aatc_cli.runtime.stored.host import with_threads
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation
 
 

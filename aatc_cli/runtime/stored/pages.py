@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -41,6 +41,15 @@ class Pages:
         """Keys or values."""
         return self.keys if side == "k" else self.values
 
+    def part(self, first: int, count: int) -> Pages:
+        """``count`` tokens from ``first`` on, of the same numbers."""
+        return Pages(self.keys[:, first : first + count], self.values[:, first : first + count])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pages]) -> Self:
+        """Pages of neighbouring tokens as one."""
+        return cls(torch.cat([part.keys for part in parts], 1), torch.cat([part.values for part in parts], 1))
+
     def check(self, layers: int, tokens: int, heads: int, dim: int) -> None:
         """Raise `AatcError` unless it holds ``tokens`` tokens of this geometry in a type that is known."""
         wanted = (layers, tokens, heads, dim)
@@ -63,7 +72,7 @@ class Pages:
             if scales is not None:
                 rows = rows * scales[side].to(rows).view(-1, 1, 1)
             if not bool(torch.isfinite(rows).all()):
-                raise AatcError("keys or values of a page are not finite", "compute the tokens of the page again")
+                raise not_finite()
             found[side] = rows
         return found
 
@@ -91,6 +100,11 @@ class Pages:
             if dtype != mine.dtype:
                 wide = saturated(_scaled(wide.to(torch.float32), side, scales, dtype, mine.dtype), mine.dtype)
             mine[:, : part.shape[1]] = wide
+
+
+def not_finite() -> AatcError:
+    """The error for pages that are no keys and values."""
+    return AatcError("keys or values of a page are not finite", "compute the tokens of the page again")
 
 
 def _scaled(rows: Tensor, side: Side, scales: Scales | None, held: torch.dtype, wanted: torch.dtype) -> Tensor:

@@ -80,7 +80,7 @@ def side_tables(packing: TilePacking, side: Side, bias: torch.Tensor | None) -> 
         np.array(slots, dtype=np.int64).reshape(-1, 4),
         np.concatenate(levels) if levels else np.zeros(0, dtype=np.float32),
         _basis(codec, parts, entries),
-        _scales(codec.scale_bits),
+        scale_values(codec.scale_bits),
         codec.scale_bits,
         np.zeros(0, dtype=np.float32) if bias is None else bias.cpu().to(torch.float32).numpy(),
         np.array(rule.quotas, dtype=np.int64),
@@ -142,7 +142,8 @@ def _levels(codec: TransformCodec) -> list[Floats]:
     return [read[: 2**width, channel].copy() for channel, width in enumerate(codec.bits.tolist())]
 
 
-def _scales(bits: int) -> Floats:
+def scale_values(bits: int) -> Floats:
+    """What every code of a scale of so many bits is worth."""
     if bits == 16:
         return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     return scale_grid(torch.device("cpu"), bits).to(torch.float32).numpy()

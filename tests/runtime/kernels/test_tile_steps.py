@@ -25,6 +25,7 @@ from aatc_cli.models.cache_hooks import hosted
 from aatc_cli.models.compressed import HostedCache, cache_keyword
 from aatc_cli.runtime.fused_tiles import shared
 from aatc_cli.runtime.fused_tiles.graph import TileGraphDecoder
+from aatc_cli.runtime.fused_tiles.ragged import RaggedDecoder
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.session import Session, attend
 from aatc_cli.runtime.tiles.form import tiles_spec
@@ -209,3 +210,54 @@ def test_a_cache_for_a_bench_is_full_of_tokens_that_are_read() -> None:
         assert (store.exact.keys != rows).any(-1).nonzero().tolist() == [[0, 68], [1, 68]]
         latents, _ = store.layer.held.unpack(store.pages.joined(None))
         assert bool(torch.isfinite(latents["k"]).all())
+
+
+@pytest.mark.usefixtures("kernel")
+@torch.no_grad()
+def test_sequences_of_their_own_lengths_share_a_step_and_a_pool() -> None:
+    """A left-padded batch; one sequence ends, another begins in its row, one packs a tile; each as if it were alone."""
+    model = model_of({})
+    session, alone = session_of(model, "head", "fused"), session_of(model, "head", "packed")
+    prompts = [IDS[0, :132], IDS[0, 20:90], IDS[0, 5:105]]
+
+    def filled(one: Session, *rows: Tensor) -> tuple[Any, Tensor]:
+        width = max(len(row) for row in rows)
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+        mask = torch.stack([(torch.arange(width) >= width - len(row)).long() for row in rows])
+        cache = one.new_cache()
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        found = model(ids, attention_mask=mask, position_ids=positions, **{one.keyword: cache}).logits[:, -1]
+        return cache, found.argmax(-1)
+
+    expected = []
+    with alone.attached():
+        for prompt in prompts:
+            cache, token = filled(alone, prompt)
+            logits = []
+            for _ in range(4):
+                logits.append(model(token[:, None], **{alone.keyword: cache}).logits[0, -1])
+                token = logits[-1].argmax()[None]
+            expected.append(torch.stack(logits))
+    found: list[list[Tensor]] = [[], [], []]
+    with session.attached():
+        decoder = RaggedDecoder(session, 2, 300, 5, captured=False)
+        rows = decoder.start(*filled(session, *prompts[:2]))
+        assert rows == [0, 1]
+        for count in range(6):
+            if count == 2:
+                decoder.end(1)
+                assert decoder.start(*filled(session, prompts[2])) == [1]
+            decoder.step()
+            assert decoder.logits is not None
+            for row, sequence in ((0, 0), (1, 1 if count < 2 else 2)):
+                found[sequence].append(decoder.logits[row].clone())
+        # packed as the window rule has it, one page of the pool for a tile
+        assert decoder.lengths == [138, 104]
+        assert [len(pages) for pages in decoder.tiles] == [1, 0]
+        assert decoder.pool.free == 4
+        decoder.end(0)
+        assert decoder.pool.free == 5
+    for mine, theirs in zip(found, expected, strict=True):
+        count = min(len(mine), 4)
+        error = (torch.stack(mine[:count]) - theirs[:count]).square().mean().sqrt() / theirs.square().mean().sqrt()
+        assert float(error) < 2e-3
