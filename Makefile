@@ -14,7 +14,7 @@ AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-.PHONY: help install model demo demo-says study evidence test test-slow test-gpu lint check docs golden golden-check clean
+.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm lint check docs golden golden-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -85,13 +85,16 @@ evidence: install model ## The studies of docs/results.md on one GPU into ./runs
 	$(BIN)/aatc report
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
-	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu and not vllm"
 
 test-slow: install model ## The tests that take minutes
 	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist load -m slow
 
 test-gpu: install model ## The tests that need a CUDA device
 	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m gpu
+
+test-vllm: install model ## The tests inside of vLLM, where it is installed
+	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m vllm
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "C
 REFERENCE = re.compile(r"(aatc_cli/[\w/]+\.py): ([A-Za-z_][\w.]*)")
 COMMANDS = (
     *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "cache", "advise"),
-    *("list", "doctor"),
+    *("list", "doctor", "serve"),
 )
 # words that start or separate commands in the shell; a command line ends at the first of the separators
 STARTERS = {"do", "then", "$", "@"}

@@ -13,7 +13,7 @@ from aatc_cli.version import __version__
 
 # the order of the pipeline, which is the order of the help
 _ORDER = (
-    *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export"),
+    *("collect", "whiten", "allocate", "inspect", "eval", "study", "report", "pick", "export", "serve"),
     *("cache", "advise", "list", "doctor"),
 )
 

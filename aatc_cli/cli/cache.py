@@ -10,6 +10,7 @@ import typer
 from aatc_cli.cli.advise import advise
 from aatc_cli.cli.loudness import Commands
 from aatc_cli.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption, a_path
+from aatc_cli.cli.serve import serve
 
 if TYPE_CHECKING:
     from aatc_cli.stages.storing.cache import Using
@@ -138,9 +139,10 @@ def gc(store: _Store = _HERE, limit: _Limit = None, json: JsonOption = False) ->
 
 
 def add_stored(app: Commands) -> None:
-    """Add the commands of stored caches to the application."""
+    """Add the commands of stored caches and of engines to the application."""
     app.add_typer(cache)
     app.command()(advise)
+    app.command()(serve)
 
 
 def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -> Using:

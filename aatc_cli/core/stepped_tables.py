@@ -22,13 +22,17 @@ WIDEST = 16
 DEAD = 0.6
 # of levels in the outer cells: tails are longer than a normal's, whose centroids hug the inner edge
 _LEAST = 0.2
-# largest magnitude whose likelihood is told apart
-MOST = 127
-# scales of the probability models, relative to the calibration's, and the spread of scales inside each
-MODELS = 8
+# largest magnitude of a symbol; what lies further out is written beside the stream, in so many bits
+MOST = 63
+SYMBOLS = 2 * MOST + 2
+OUTSIDE = SYMBOLS - 1
+OUTSIDE_BITS = 8
+# scales of the probability models, a fourth root of 2 apart, and the spread of scales inside each
+MODELS = 16
 _SPREAD = ((0.6, 0.3), (1.0, 0.45), (1.55, 0.25))
 # probabilities are whole shares of this
-TOTAL = 1 << 20
+TOTAL_BITS = 12
+TOTAL = 1 << TOTAL_BITS
 # the same for all latents at once is counted twice, as of restored levels
 RESTORED = 0.5
 
@@ -85,7 +89,7 @@ def plain_bits(width: int) -> int:
 
 def most(width: int) -> int:
     """Largest magnitude of a code."""
-    return ((MOST + 1) << plain_bits(width)) - 1
+    return (128 << plain_bits(width)) - 1
 
 
 @lru_cache
@@ -109,19 +113,33 @@ def _centroids(width: int) -> Floats:
 
 @lru_cache
 def likelihoods(width: int, model: int) -> NDArray[np.int64]:
-    """Shares of `TOTAL` of the symbols j >> plain bits, from -MOST - 1 to MOST: [2 MOST + 2], each at least 1."""
+    """Shares of `TOTAL` of the symbols (j >> plain bits) + MOST, and of `OUTSIDE`: [SYMBOLS]; the last is at least 1.
+
+    A symbol with a share of 0 is written as one that lies outside, as are those beyond MOST.
+    """
     shift = plain_bits(width)
-    edges = np.arange(-MOST - 1, MOST + 2, dtype=np.float64) * (1 << shift)
+    edges = np.arange(-MOST, MOST + 2, dtype=np.float64) * (1 << shift)
     # symbol i holds j from edges[i] to edges[i + 1] - 1; below zero cells are mirrored
     lower = np.where(edges > 0, edges - 1 + DEAD, edges - DEAD) * step(width)
-    lower[0], lower[-1] = -np.inf, np.inf
-    scale = 2.0 ** ((model - MODELS // 2) / 2)
-    mass = np.zeros(lower.size - 1)
+    scale = 2.0 ** ((model - MODELS // 2) / 4)
+    mass = np.zeros(SYMBOLS - 1)
     for spread, share in _SPREAD:
         mass += share * np.diff(ndtr(lower / (scale * spread)))
-    counts: NDArray[np.int64] = np.maximum(np.rint(mass * TOTAL), 1).astype(np.int64)
+    counts = np.zeros(SYMBOLS, dtype=np.int64)
+    counts[:-1] = np.rint(mass * TOTAL).astype(np.int64)
+    counts[OUTSIDE] = 1
     counts[int(counts.argmax())] += TOTAL - int(counts.sum())
     return counts
+
+
+@lru_cache
+def code_lengths(width: int) -> NDArray[np.float64]:
+    """Bits of every symbol under every model, with those that are written beside it: [SYMBOLS, MODELS]."""
+    shares = np.stack([likelihoods(width, model) for model in range(MODELS)], 1)
+    outside = np.log2(TOTAL / shares[OUTSIDE]) + OUTSIDE_BITS
+    found: NDArray[np.float64] = np.where(shares > 0, np.log2(TOTAL / np.maximum(shares, 1)), outside)
+    found[OUTSIDE] = outside
+    return found + plain_bits(width)
 
 
 def normal_error(width: int) -> float:

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from aatc_cli.core.entropy_coder import tables_digest
-from aatc_cli.core.stored_layer import StoredLayer
+from aatc_cli.core.stored_layer import AnyCodes, LayerCodes, StoredLayer
 from aatc_cli.core.stored_planes import LayerPlanes
-from aatc_cli.core.stored_stream import LayerStream
+from aatc_cli.core.stored_rate import RateControl
+from aatc_cli.core.stored_stream import LayerStream, unpacked_streams
 from aatc_cli.errors import AatcError
 
 
@@ -43,23 +44,47 @@ class StoredCode:
         """
         tokens = int(rows[0].shape[0])
         self.check(tokens)
-        below: list[Tensor] = []
-        parts = []
-        for layer, planes, mine, told in zip(self.layers, self.packings, rows, classes, strict=True):
-            codes, decoded = layer.encode(mine, below, told)
-            parts.append(planes.pack(codes, told))
-            below = [decoded, *below][: self.depth]
+        parts = self.parts(rows, classes)
         return struct.pack(f"<{2 + len(parts)}I", tokens, self._tables, *map(len, parts)) + b"".join(parts)
+
+    def parts(self, rows: Sequence[Tensor], classes: Sequence[Tensor]) -> list[bytes]:
+        """Bytes of every layer; codes without a fixed size take those of their plan."""
+        below: list[Tensor] = []
+        found = []
+        control = RateControl(self.layers, self.heads, int(rows[0].shape[0])) if self.variable else None
+        for place, (layer, packing) in enumerate(zip(self.layers, self.packings, strict=True)):
+            mine, told = rows[place], classes[place]
+            if isinstance(packing, LayerStream):
+                assert control is not None
+                cells, decoded = control.encode(place, mine, below, told)
+                found.append(packing.pack(cells, told))
+            else:
+                codes, decoded = layer.encode(mine, below, told)
+                assert isinstance(codes, LayerCodes)
+                found.append(packing.pack(codes, told))
+            below = [decoded, *below][: self.depth]
+        return found
 
     def decode(self, data: bytes) -> tuple[list[Tensor], list[Tensor]]:
         """Vectors [T, 2 C] and classes [orders, T] of every layer; raises `AatcError` for bytes that are no chunk."""
         tokens, parts = self._split(data)
+        return self.read(parts, tokens)
+
+    def read(self, parts: Sequence[bytes], tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+        """As `decode`, from the bytes of every layer; streams of symbols are read all together."""
+        unpacked = unpacked_streams(self.packings, parts, tokens) if self.variable else None
         below: list[Tensor] = []
-        rows, classes = [], []
-        for layer, planes, part in zip(self.layers, self.packings, parts, strict=True):
-            codes, told = planes.unpack(part, tokens)
+        rows: list[Tensor] = []
+        classes: list[Tensor] = []
+        for place, (layer, packing) in enumerate(zip(self.layers, self.packings, strict=True)):
+            codes: AnyCodes
+            if unpacked is not None:
+                codes, told = unpacked[place]
+            else:
+                assert isinstance(packing, LayerPlanes)
+                codes, told = packing.unpack(parts[place], tokens)
             decoded = layer.decode(codes, below, told)
-            rows.append(decoded)
+            rows.append(layer.placed(decoded))
             classes.append(told)
             below = [decoded, *below][: self.depth]
         return rows, classes

@@ -8,7 +8,7 @@ from torch import Tensor
 from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
 from aatc_cli.core.stored_tags import Tags
 from aatc_cli.core.tile_packing import Part, digits_of
-from aatc_cli.core.unit_code import Coded
+from aatc_cli.core.unit_code import Coded, UnitCode
 from aatc_cli.errors import AatcError
 
 
@@ -66,7 +66,9 @@ class LayerPlanes:
 
     def _part(self, layer: StoredLayer, place: int, k: int) -> Part | None:
         """Where the digits of one unit in one class lie, in one tile; None without bits."""
-        quantizer = layer.codes[place].quantizers[k]
+        code = layer.codes[place]
+        assert isinstance(code, UnitCode)
+        quantizer = code.quantizers[k]
         if quantizer is None:
             return None
         widths = quantizer.bits.cpu()

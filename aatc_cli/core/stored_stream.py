@@ -1,183 +1,309 @@
 """Codes of a layer of a chunk as bytes of variable size: cells under an entropy code.
 
-    layer = classes of every tile | model of every unit and class (1 byte each) | plain bits | entropy-coded words
-    head of the last two: bytes of the plain bits (uint32)
+    layer = head | model of every unit and class (1 byte each) | classes of every tile | symbols outside | plain bits |
+            entropy-coded words
+    head = loudness of the layer (int16) | symbols outside (uint32)
 
-Every unit of a class has the model, out of eight scales, under which its codes of the chunk are shortest: text that is
-louder than the calibration, or quieter, costs a model and not a mismatch. Symbols of one resolution and model follow
-one another over all units, so that the coder is called a few times a layer.
+Every unit of a class has the model, out of 16 scales, under which its codes of the chunk are shortest: text that is
+louder than the calibration, or quieter, costs a model and not a mismatch. Symbols follow one another run by run, a run
+being the channels of one resolution of one unit in one class: token by token, tokens by class within their tile.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aatc_cli.core.entropy_coder import Decoder, Symbols, code_lengths, encoded
-from aatc_cli.core.stepped_tables import MODELS, MOST, plain_bits
-from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
+from aatc_cli.core import entropy_coder as coder
+from aatc_cli.core.cell_code import CellCode
+from aatc_cli.core.stepped_tables import MODELS, MOST, OUTSIDE, SYMBOLS, WIDEST, code_lengths, plain_bits
+from aatc_cli.core.stored_layer import LayerCells, StoredLayer
 from aatc_cli.core.stored_tags import Tags
-from aatc_cli.core.unit_code import Coded
-from aatc_cli.errors import AatcError
+from aatc_cli.core.tile_classes import rows_of
 
-_WRONG = "these bytes are no layer of this plan"
+_HEAD = struct.Struct("<hI")
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Channels of one resolution of one unit in one class. place: which of the coded units and classes it is."""
+class Run:
+    """Channels of one resolution of one unit in one class. place: which of the coded units and classes it is.
+
+    order: whose ranks its tokens lie by. columns: of the 2 C numbers of a layer.
+    """
 
     place: int
-    unit: int
+    order: int
     k: int
     width: int
-    channels: Tensor
+    columns: Ints
 
-    def count(self, tiles: int, quota: int) -> int:
-        """Codes of so many tiles."""
-        return tiles * quota * self.channels.numel()
+
+@dataclass(frozen=True)
+class Parsed:
+    """A layer's bytes in their parts."""
+
+    loudness: int
+    models: NDArray[np.uint8]
+    classes: Tensor
+    outside: NDArray[np.int8]
+    plain: bytes
+    stream: bytes
 
 
 class LayerStream:
     """How one layer's codes lie in a chunk. ``heads``: kv heads, which may rank tokens each by itself."""
 
     def __init__(self, layer: StoredLayer, heads: int) -> None:
-        self.rule, self.tags = layer.rule, Tags(layer.rule, heads)
+        self.rule, self.tags, self.orders = layer.rule, Tags(layer.rule, heads), layer.rule.orders(heads)
         self.device = layer.codes[0].encode.device
-        self.sizes = [int(code.encode.shape[0]) for code in layer.codes]
-        self.runs = list(_runs(layer))
+        self.size = 2 * layer.channels
+        self.runs = list(_runs(layer, self.orders))
         self.places = 1 + max((run.place for run in self.runs), default=-1)
-        self.coded = {(run.unit, run.k) for run in self.runs}
+        counts = [self.rule.quotas[run.k] * run.columns.size for run in self.runs]
+        # of a tile: symbols, and bits of them that are kept as they are
+        self.symbols = sum(counts)
+        self.plain = sum(count * plain_bits(run.width) for run, count in zip(self.runs, counts, strict=True))
+        self.meter = _Meter(layer, self.places, self.orders)
+        self._indices = lru_cache(maxsize=8)(self._made_indices)
 
-    def pack(self, codes: LayerCodes, classes: Tensor) -> bytes:
-        """Bytes of the codes and classes [orders, T] of a chunk; raises `AatcError` without the coder."""
-        split = [_split(self._of(run, codes), run.width) for run in self.runs]
-        models = self._models(split)
-        plain = b"".join(_packed(low, plain_bits(run.width)) for run, (_, low) in zip(self.runs, split, strict=True))
-        streams = {run: high for run, (high, _) in zip(range(len(split)), split, strict=True)}
-        parts = [
-            (table, np.concatenate([streams[place] for place in places]))
-            for table, places in self._by_table(models).items()
-        ]
-        head = self.tags.pack(classes) + models.tobytes() + struct.pack("<I", len(plain))
-        return head + plain + encoded(parts)
+    def beside(self, tokens: int) -> int:
+        """Bytes of a chunk that no symbol takes: head, models, classes, states of the lanes."""
+        return _HEAD.size + self.places + self.tags.nbytes(tokens // self.rule.tile) + coder.STATE_BYTES
 
-    def bits(self, codes: LayerCodes, tokens: int) -> float:
-        """Bits that `pack` takes, but for the coder's last words."""
-        split = [_split(self._of(run, codes), run.width)[0] for run in self.runs]
-        lengths = self._lengths(split).min(1).sum()
-        plain = sum(plain_bits(run.width) * high.size for run, high in zip(self.runs, split, strict=True))
-        return float(lengths) + plain + 8 * (self.tags.nbytes(tokens // self.rule.tile) + self.places + 8)
+    def bits(self, codes: LayerCells, classes: Tensor, chunk: int) -> Tensor:
+        """Bits that `pack` takes at most of every chunk of ``chunk`` tokens, the last maybe shorter: [..., chunks].
 
-    def unpack(self, data: bytes, tokens: int) -> tuple[LayerCodes, Tensor]:
-        """Codes and classes [orders, T]; raises `AatcError` for bytes that are no layer, or without the coder."""
+        It takes a byte of every lane less, on average. classes [..., orders, T].
+        """
+        tokens = classes.shape[-1]
+        found = self.meter.lengths(codes.cells, classes, chunk)
+        beside = [8.0 * self.beside(min(chunk, tokens - start)) for start in range(0, tokens, chunk)]
+        return found + torch.tensor(beside, dtype=found.dtype, device=found.device)
+
+    def pack(self, codes: LayerCells, classes: Tensor) -> bytes:
+        """Bytes of the codes and classes [orders, T] of a chunk."""
+        tokens = classes.shape[-1]
+        models = self.meter.models(codes.cells, classes)
+        index, widths, place = self.indices(tokens // self.rule.tile)
+        order = rows_of(torch.unflatten(classes, -1, (-1, self.rule.tile))).cpu().numpy()
+        cells = codes.cells.reshape(-1).cpu().numpy()[self.targets(index, order)].astype(np.int64)
+        shift = PLAIN[widths]
+        high = cells >> shift
+        symbols = np.where(np.abs(high) <= MOST, high + MOST, OUTSIDE).astype(np.uint8)
+        rows = _rows(widths, models[place])
+        symbols[~coder.has_share()[rows, symbols]] = OUTSIDE
+        outside = high[symbols == OUTSIDE].astype(np.int8)
+        plain = packed_plain(cells & ((1 << shift) - 1), shift)
+        loudness = int(codes.loudness.flatten()[0])
+        return self.assemble(loudness, models, classes, (outside, plain, coder.encoded(symbols, rows)))
+
+    def assemble(
+        self, loudness: int, models: NDArray[np.uint8], classes: Tensor, parts: tuple[NDArray[np.int8], bytes, bytes]
+    ) -> bytes:
+        """A layer's bytes; parts: symbols outside, plain bits, the stream."""
+        outside, plain, stream = parts
+        head = _HEAD.pack(loudness, outside.size)
+        return b"".join((head, models.tobytes(), self.tags.pack(classes), outside.tobytes(), plain, stream))
+
+    def parse(self, data: bytes, tokens: int) -> Parsed:
+        """The parts of a layer's bytes; raises `AatcError` for bytes that are no layer."""
         tiles = tokens // self.rule.tile
-        start = self.tags.nbytes(tiles)
-        stop = start + self.places + 4
-        if len(data) < stop:
-            raise AatcError(_WRONG, "store the prefix again")
-        classes = self.tags.unpack(data[:start], tiles).to(self.device)
-        models = np.frombuffer(data[start : stop - 4], dtype=np.uint8)
-        (size,) = struct.unpack("<I", data[stop - 4 : stop])
-        counts = [run.count(tiles, self.rule.quotas[run.k]) for run in self.runs]
-        plain = [-(-plain_bits(run.width) * count // 8) for run, count in zip(self.runs, counts, strict=True)]
-        if size != sum(plain) or len(data) < stop + size or (len(data) - stop - size) % 4 or (models >= MODELS).any():
-            raise AatcError(_WRONG, "store the prefix again")
-        high = self._decoded(data[stop + size :], models, counts)
-        found = [self._empty(place, k, tiles) for place in range(len(self.sizes)) for k in range(self.rule.classes)]
-        at = stop
-        for run, count, nbytes, symbols in zip(self.runs, counts, plain, high, strict=True):
-            low = _unpacked(data[at : at + nbytes], plain_bits(run.width), count)
-            codes = ((symbols.astype(np.int64) - (MOST + 1)) << plain_bits(run.width)) + low
-            target = found[run.unit * self.rule.classes + run.k]
-            assert target is not None
-            target[0][..., run.channels] = torch.from_numpy(codes).view(tiles, -1, run.channels.numel()).to(self.device)
-            at += nbytes
-        units = [found[start : start + self.rule.classes] for start in range(0, len(found), self.rule.classes)]
-        return LayerCodes(units), classes
+        if len(data) < self.beside(tokens):
+            raise coder.wrong()
+        loudness, count = _HEAD.unpack_from(data)
+        lengths = self.places, self.tags.nbytes(tiles), count, -(-self.plain * tiles // 8)
+        ends = list(accumulate([_HEAD.size, *lengths]))
+        if len(data) < ends[-1] + coder.STATE_BYTES or count > self.symbols * tiles:
+            raise coder.wrong()
+        coder.check(data[ends[-1] :])
+        models, tags, outside, plain = (data[a:b] for a, b in pairwise(ends))
+        found = np.frombuffer(models, dtype=np.uint8)
+        if (found >= MODELS).any():
+            raise coder.wrong()
+        return Parsed(
+            loudness,
+            found,
+            self.tags.unpack(tags, tiles),
+            np.frombuffer(outside, dtype=np.int8),
+            plain,
+            data[ends[-1] :],
+        )
 
-    def _of(self, run: _Run, codes: LayerCodes) -> NDArray[np.int64]:
-        coded = codes.units[run.unit][run.k]
-        assert coded is not None
-        found: NDArray[np.int64] = coded[0][..., run.channels].flatten().cpu().numpy()
+    def rows(self, parsed: Parsed, tokens: int) -> NDArray[np.int32]:
+        """Rows of the tables of all symbols in their order."""
+        _, widths, place = self.indices(tokens // self.rule.tile)
+        return _rows(widths, parsed.models[place])
+
+    def cells(self, parsed: Parsed, symbols: NDArray[np.uint8], tokens: int) -> LayerCells:
+        """Codes from symbols."""
+        tiles = tokens // self.rule.tile
+        index, widths, _ = self.indices(tiles)
+        high = symbols.astype(np.int64) - MOST
+        beyond = symbols == OUTSIDE
+        if int(beyond.sum()) != parsed.outside.size:
+            raise coder.wrong()
+        high[beyond] = parsed.outside
+        shift = PLAIN[widths]
+        wide = np.zeros(high.size, dtype=np.int64)
+        wide[shift > 0] = unpacked_plain(parsed.plain, shift)
+        order = rows_of(torch.unflatten(parsed.classes, -1, (-1, self.rule.tile))).numpy()
+        found = np.zeros(tokens * self.size, dtype=np.int32)
+        found[self.targets(index, order)] = (high << shift) | wide
+        loudness = torch.full((tiles,), parsed.loudness, dtype=torch.int64, device=self.device)
+        return LayerCells(torch.from_numpy(found).view(tokens, self.size).to(self.device), loudness)
+
+    def indices(self, tiles: int) -> tuple[tuple[Ints, Ints], Ints, Ints]:
+        """Of every symbol: where its token stands among the rows by class, its column; resolution; place."""
+        return self._indices(tiles)
+
+    def targets(self, index: tuple[Ints, Ints], order: Ints) -> Ints:
+        """Places of all symbols in cells [T, 2 C]; order [orders, tiles, t] of the rows of every tile."""
+        slots, columns = index
+        tiles = np.arange(order.shape[1])[:, None] * self.rule.tile
+        found: Ints = (order + tiles).reshape(-1)[slots] * self.size + columns
         return found
 
-    def _models(self, split: list[tuple[Symbols, NDArray[np.int64]]]) -> NDArray[np.uint8]:
-        """The model of every unit and class under which its codes are shortest."""
-        found: NDArray[np.uint8] = self._lengths([high for high, _ in split]).argmin(1).astype(np.uint8)
-        return found
-
-    def _lengths(self, high: list[Symbols]) -> NDArray[np.float64]:
-        """Bits of every unit and class under every model: [places, MODELS]."""
-        lengths = np.zeros((self.places, MODELS))
-        for run, symbols in zip(self.runs, high, strict=True):
-            lengths[run.place] += code_lengths(run.width, np.bincount(symbols, minlength=2 * MOST + 2))
-        return lengths
-
-    def _by_table(self, models: NDArray[np.uint8]) -> dict[tuple[int, int], list[int]]:
-        """Runs by resolution and model, in an order of their own."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for place, run in enumerate(self.runs):
-            found.setdefault((run.width, int(models[run.place])), []).append(place)
-        return dict(sorted(found.items()))
-
-    def _decoded(self, data: bytes, models: NDArray[np.uint8], counts: list[int]) -> list[Symbols]:
-        """The symbols of every run."""
-        decoder = Decoder(data)
-        found: dict[int, Symbols] = {}
-        for table, places in self._by_table(models).items():
-            symbols = decoder.take(table, sum(counts[place] for place in places))
-            ends = np.cumsum([counts[place] for place in places])[:-1]
-            found |= dict(zip(places, np.split(symbols, ends), strict=True))
-        if not decoder.empty:
-            raise AatcError(_WRONG, "store the prefix again")
-        return [found[place] for place in range(len(self.runs))]
-
-    def _empty(self, unit: int, k: int, tiles: int) -> Coded | None:
-        """Codes of one unit in one class, all zero; None where it has none."""
-        if (unit, k) not in self.coded:
-            return None
-        quota, size = self.rule.quotas[k], self.sizes[unit]
-        codes = torch.zeros(tiles, quota, size, dtype=torch.int64, device=self.device)
-        return codes, torch.zeros(tiles, quota, dtype=torch.float16, device=self.device)
+    def _made_indices(self, tiles: int) -> tuple[tuple[Ints, Ints], Ints, Ints]:
+        tile, starts = self.rule.tile, np.cumsum([0, *self.rule.quotas])
+        slots, columns, widths, places = [], [], [], []
+        for run in self.runs:
+            first = (run.order * tiles + np.arange(tiles)) * tile + starts[run.k]
+            rows = (first[:, None] + np.arange(self.rule.quotas[run.k])).reshape(-1)
+            slots.append(np.repeat(rows, run.columns.size))
+            columns.append(np.tile(run.columns, rows.size))
+            widths.append(np.full(slots[-1].size, run.width))
+            places.append(np.full(slots[-1].size, run.place))
+        empty = np.zeros(0, dtype=np.int64)
+        parts = [np.concatenate([empty, *part]) for part in (slots, columns, widths, places)]
+        return (parts[0], parts[1]), parts[2], parts[3]
 
 
-def _runs(layer: StoredLayer) -> Iterator[_Run]:
-    """Runs of a layer, unit by unit, class by class, resolutions rising."""
-    place = 0
-    for unit, code in enumerate(layer.codes):
-        for k, quantizer in enumerate(code.quantizers):
-            if quantizer is None:
+_STREAMS: WeakKeyDictionary[StoredLayer, LayerStream] = WeakKeyDictionary()
+
+
+def stream_of(layer: StoredLayer, heads: int) -> LayerStream:
+    """The stream of a layer, made once: evaluations ask for it with every window."""
+    if layer not in _STREAMS:
+        _STREAMS[layer] = LayerStream(layer, heads)
+    return _STREAMS[layer]
+
+
+def unpacked_streams(streams: Sequence[object], parts: Sequence[bytes], tokens: int) -> list[tuple[LayerCells, Tensor]]:
+    """Codes and classes [orders, T] of all layers of a chunk; raises `AatcError` for bytes that are no layers."""
+    mine = [stream for stream in streams if isinstance(stream, LayerStream)]
+    parsed = [stream.parse(data, tokens) for stream, data in zip(mine, parts, strict=True)]
+    rows = [stream.rows(each, tokens) for stream, each in zip(mine, parsed, strict=True)]
+    symbols = coder.decoded([each.stream for each in parsed], rows)
+    return [
+        (stream.cells(each, read, tokens), each.classes.to(stream.device))
+        for stream, each, read in zip(mine, parsed, symbols, strict=True)
+    ]
+
+
+class _Meter:
+    """Lengths of codes under all models, by unit and class, on the device of the layer."""
+
+    def __init__(self, layer: StoredLayer, places: int, orders: int) -> None:
+        device = layer.codes[0].encode.device
+        self.places, self.orders = places, orders
+        classes = layer.rule.classes
+        widths = torch.zeros(classes, 2 * layer.channels, dtype=torch.int64)
+        place = torch.zeros_like(widths)
+        order = torch.zeros(2 * layer.channels, dtype=torch.int64)
+        for unit in layer.units:
+            order[unit.columns] = unit.group if orders > 1 else 0
+        for run in _runs(layer, orders):
+            widths[run.k, run.columns], place[run.k, run.columns] = run.width, run.place
+        self.widths, self.order = widths.to(device), order.to(device)
+        self.base = ((place * (WIDEST + 1) + widths) * SYMBOLS).to(device)
+        self.shift = torch.from_numpy(PLAIN)[widths].to(device)
+        table = np.zeros((WIDEST + 1, SYMBOLS, MODELS))
+        for width in range(1, WIDEST + 1):
+            table[width] = code_lengths(width)
+        self.table = torch.from_numpy(table).view(-1, MODELS).to(device)
+
+    def lengths(self, cells: Tensor, classes: Tensor, chunk: int) -> Tensor:
+        """Bits of the symbols of every chunk [..., chunks]."""
+        tokens = cells.shape[-2]
+        shape = (*cells.shape[:-2], -(-tokens // chunk))
+        if not self.places:
+            return torch.zeros(shape, dtype=torch.float64, device=cells.device)
+        where = torch.arange(tokens, device=cells.device) // chunk
+        batch = torch.arange(cells.shape[:-2].numel(), device=cells.device).view(*cells.shape[:-2], 1)
+        return self._by_model(cells, classes, batch * shape[-1] + where, shape).min(-1).values.sum(-1)
+
+    def models(self, cells: Tensor, classes: Tensor) -> NDArray[np.uint8]:
+        """The model of every unit and class of one chunk [T, 2 C] under which its codes are shortest."""
+        if not self.places:
+            return np.zeros(0, dtype=np.uint8)
+        one = torch.zeros(cells.shape[0], dtype=torch.int64, device=cells.device)
+        found: NDArray[np.uint8] = self._by_model(cells, classes, one, (1,))[0].argmin(-1).cpu().numpy()
+        return found.astype(np.uint8)
+
+    def _by_model(self, cells: Tensor, classes: Tensor, chunk: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Bits [*shape, places, MODELS]; chunk [..., T] of every token."""
+        mine = classes.transpose(-1, -2)[..., self.order]
+        column = torch.arange(cells.shape[-1], device=cells.device)
+        high = cells >> self.shift[mine, column]
+        symbols = torch.where(high.abs() <= MOST, high + MOST, OUTSIDE)
+        bins = self.places * (WIDEST + 1) * SYMBOLS
+        index = chunk[..., None] * bins + self.base[mine, column] + symbols
+        count = torch.Size(shape).numel()
+        counts = torch.bincount(index.flatten(), minlength=count * bins).view(count * self.places, -1)
+        found = counts.to(torch.float64) @ self.table
+        return found.view(*shape, self.places, MODELS)
+
+
+def _runs(layer: StoredLayer, orders: int) -> Iterator[Run]:
+    """Runs of a layer, resolutions rising, units and classes in their order in each."""
+    found, place = [], 0
+    for unit, code in zip(layer.units, layer.codes, strict=True):
+        assert isinstance(code, CellCode)
+        for k, bits in enumerate(code.bits.cpu().numpy()):
+            if not bits.any():
                 continue
-            for width in sorted(set(quantizer.bits.tolist()) - {0}):
-                yield _Run(place, unit, k, width, (quantizer.bits == width).nonzero()[:, 0])
+            for width in sorted(set(bits.tolist()) - {0}):
+                columns = unit.columns.start + np.flatnonzero(bits == width)
+                found.append(Run(place, unit.group if orders > 1 else 0, k, width, columns))
             place += 1
+    yield from sorted(found, key=lambda run: (run.width, run.place))
 
 
-def _split(codes: NDArray[np.int64], width: int) -> tuple[Symbols, NDArray[np.int64]]:
-    """Symbols that are entropy-coded, and the lowest bits."""
-    shift = plain_bits(width)
-    return ((codes >> shift) + MOST + 1).astype(np.int32), codes & ((1 << shift) - 1)
+PLAIN: Ints = np.array([0, *(plain_bits(width) for width in range(1, WIDEST + 1))], dtype=np.int64)
 
 
-def _packed(low: NDArray[np.int64], bits: int) -> bytes:
-    """Numbers of ``bits`` bits, the lowest first."""
-    if not bits:
+def _rows(widths: Ints, models: NDArray[np.uint8]) -> NDArray[np.int32]:
+    return (1 + (widths - 1) * MODELS + models).astype(np.int32)
+
+
+def packed_plain(low: Ints, bits: Ints) -> bytes:
+    """Numbers of ``bits`` bits each, the lowest first."""
+    held, wide = low[bits > 0], bits[bits > 0]
+    if not held.size:
         return b""
-    places = (low[:, None] >> np.arange(bits)) & 1
-    return np.packbits(places.astype(np.uint8).ravel(), bitorder="little").tobytes()
+    places = np.arange(int(wide.max()))
+    every = ((held[:, None] >> places) & 1)[places < wide[:, None]]
+    return np.packbits(every.astype(np.uint8), bitorder="little").tobytes()
 
 
-def _unpacked(data: bytes, bits: int, count: int) -> NDArray[np.int64]:
-    """Inverse of `_packed`."""
-    if not bits:
-        return np.zeros(count, dtype=np.int64)
-    places = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=bits * count, bitorder="little")
-    found: NDArray[np.int64] = places.reshape(count, bits).astype(np.int64) @ (1 << np.arange(bits))
+def unpacked_plain(data: bytes, bits: Ints) -> NDArray[np.uint8]:
+    """Inverse of `packed_plain`."""
+    wide = bits[bits > 0]
+    if not wide.size:
+        return np.zeros(0, dtype=np.uint8)
+    every = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=int(wide.sum()), bitorder="little")
+    places = np.arange(int(wide.max()))
+    held = np.zeros((wide.size, places.size), dtype=np.uint8)
+    held[places < wide[:, None]] = every
+    found: NDArray[np.uint8] = (held << places.astype(np.uint8)).sum(1).astype(np.uint8)
     return found

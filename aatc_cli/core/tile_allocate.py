@@ -14,6 +14,7 @@ host, with total orders and sums in a fixed order, so that a plan is a function 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,8 @@ _ONES = (-1, 0, 1, 2)
 _PRICES = (1.0, 2.0, 4.0)
 # the level is found again from the plan it gives, until options stay
 _ROUNDS = 4
+# of the level of bits that are bought one by one, tried beside those that were found where none of them stays
+_AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -68,21 +71,43 @@ def allocate_planes(
         raise AatcError(
             f"the budget does not pay for the classes of a tile: {-budget} bits are missing", "raise the budget"
         )
-    level = _level(pool, budget, curve)
+    start = level = _level(pool, budget, curve)
     widths: list[Ints] = []
+    tried: list[tuple[float, list[Ints], float]] = []
     for _ in range(_ROUNDS):
-        options = [_options(units, level, curve, scale_bits) for units in pool]
-        chosen, reached = _buy(pool, options, budget, follow=follow)
-        found = [
-            np.take_along_axis(part.widths, pick[:, None, None], 1)[:, 0]
-            for part, pick in zip(options, chosen, strict=True)
-        ]
-        same = bool(widths) and all(np.array_equal(a, b) for a, b in zip(found, widths, strict=True))
-        widths = found
-        if same or reached <= 0:
+        found, reached = _bought(pool, level, budget, curve, scale_bits, follow=follow)
+        if widths and all(np.array_equal(a, b) for a, b in zip(found, widths, strict=True)):
+            return found, level
+        tried.append((_left(pool, found, curve), found, level))
+        if reached <= 0:
             break
-        level = reached
+        widths, level = found, reached
+    # few large units: the step that did not fit can say a level whose options all fit and leave much of the budget
+    for factor in _AROUND:
+        found, _ = _bought(pool, factor * start, budget, curve, scale_bits, follow=follow)
+        tried.append((_left(pool, found, curve), found, factor * start))
+    _, widths, level = min(reversed(tried), key=lambda one: one[0])
     return widths, level
+
+
+def _bought(
+    pool: Sequence[Units], level: float, budget: int, curve: Floats, scale_bits: int, *, follow: bool
+) -> tuple[list[Ints], float]:
+    """Widths [U, E] of every part from options around ``level``, and the level that their steps reach."""
+    options = [_options(units, level, curve, scale_bits) for units in pool]
+    chosen, reached = _buy(pool, options, budget, follow=follow)
+    found = [
+        np.take_along_axis(part.widths, pick[:, None, None], 1)[:, 0]
+        for part, pick in zip(options, chosen, strict=True)
+    ]
+    return found, reached
+
+
+def _left(pool: Sequence[Units], widths: Sequence[Ints], curve: Floats) -> float:
+    """What widths [U, E] of every part leave of all units, in nats."""
+    return math.fsum(
+        float(left) for units, bits in zip(pool, widths, strict=True) for left in _sums(units.energy * curve[bits])
+    )
 
 
 def spent_bits(pool: Sequence[Units], widths: Sequence[Ints], scale_bits: int) -> int:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.stepped_codec import SteppedCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 
@@ -43,9 +42,7 @@ class UnitCode:
         self.quantizers: list[TransformCodec | None] = [
             alone.with_bits(bits[span]) if bool(bits[span].any()) else None for bits in site.bits
         ]
-        # cells without a fixed size have signs of their own
-        signed = isinstance(codec, SteppedCodec)
-        self.halves = [torch.zeros_like(bits[span]) if signed else _half(bits[span]) for bits in site.bits]
+        self.halves = [_half(bits[span]) for bits in site.bits]
 
     @property
     def coded(self) -> bool:

@@ -36,6 +36,18 @@ def rotary_frequencies(model: nn.Module, dim: int, *, partial: bool = False) -> 
     )
 
 
+def config_frequencies(model: nn.Module, dim: int) -> Tensor:
+    """As `rotary_frequencies`, of a model that may be without memory: by a module like its own, on a CPU."""
+    text: Any = model.config
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1].startswith("rotary_emb"):
+            kind: Any = type(module)
+            holder = nn.Module()
+            holder.rotary_emb = kind(config=text.get_text_config())
+            return rotary_frequencies(holder, dim)
+    return rotary_frequencies(nn.Module(), dim)
+
+
 def rotation_tables(model: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """cos and sin [n, R] in float32 of positions [n], as the full layers of ``model`` are turned.
 

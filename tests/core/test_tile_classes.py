@@ -266,3 +266,27 @@ def test_classes_side_by_side_are_those_alone(quantizer):
     for k in range(3):
         assert torch.equal(found[k], codec.with_bits(bits[k]).reconstruct(x))
     assert tiles.coded().tolist() == [[True, False], [True, True], [True, True]]
+
+
+def test_few_large_units_spend_what_they_may():
+    """Heads of 256 whose energies fall at all speeds: a budget is not left over while a channel could be wider."""
+    rng = np.random.default_rng(0)
+    curve = np.array(DISTORTION[:9])
+    for _ in range(40):
+        pool = []
+        for _side in range(2):
+            decay, size = rng.uniform(2, 60, (9, 1)), 10 ** rng.uniform(-6, -1, (9, 1))
+            energy = size * (np.exp(-np.arange(256) / decay) + 1e-4 * rng.random((9, 256)))
+            pool.append(Units(energy, np.repeat([32, 16, 16], 3)))
+        left = []
+        for bits in (1.0, 1.5, 2.0):
+            budget = round(bits * 64 * 512 * 3)
+            widths, _ = allocate_planes(pool, budget, curve, 8)
+            assert 0.9 * budget < spent_bits(pool, widths, 8) <= budget
+            left.append(
+                sum(
+                    float((units.energy * curve[w]).sum(1) @ units.tokens)
+                    for units, w in zip(pool, widths, strict=True)
+                )
+            )
+        assert left[0] > left[1] > left[2]

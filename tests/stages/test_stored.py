@@ -146,7 +146,6 @@ def test_prefixes_go_through_bytes_of_it(
     name: str, run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
 ) -> None:
     """Chunks of the plan's bits are written and read back, and what follows them is not far off."""
-    pytest.importorskip("constriction")
     recipe = load_recipe(name)
     whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
     kl = []

@@ -17,9 +17,9 @@ from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.evals.forced.chunked import chunked_logits_at
 from aatc_cli.evals.forced.passes import attention_of, forced_logits
-from aatc_cli.evals.forced.stored import Meter, stored_attention, stored_layers
+from aatc_cli.evals.forced.stored import Spent, stored_attention, stored_layers
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite, check_model_rows
-from aatc_cli.models.adapter import AttentionSite, geometry_of
+from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import attention_override, logits_at, scored_batch
 from aatc_cli.models.placement import input_device
 
@@ -178,10 +178,10 @@ def _stored(
 ) -> Tensor:
     """As `_logits` of one window [1, T], of a storage code, whose codes may take bits that no plan says. -> [n, V]."""
     layers = stored_layers(method.codecs)
-    meter = Meter(layers, geometry_of(model.config).kv_heads)
-    with attention_override(model, sites, stored_attention(layers, method.window, meter.add, prompt)):
+    spent = Spent()
+    with attention_override(model, sites, stored_attention(layers, method.window, None, prompt, spent)):
         logits = logits_at(model, tokens, torch.tensor(positions, device=tokens.device))[0]
-    bits = meter.per_number()
+    bits = spent.per_number()
     scores.bits += [] if bits is None else [bits]
     return logits
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from aatc_cli.core import Side
 from aatc_cli.core.attend import masked_attention
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.received import received_by_head
-from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
-from aatc_cli.core.stored_stream import LayerStream
+from aatc_cli.core.stored_layer import AnyCodes, StoredLayer
+from aatc_cli.core.stored_rate import RateControl
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import check_rows, query_tiles
@@ -26,22 +27,15 @@ from aatc_cli.models.adapter import rebias
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, behind_prompt
 
 # told of every layer: its codes, their classes [B, orders, P] and the vectors [B, P, 2 C] that they decode to
-OnCoded = Callable[[int, LayerCodes, Tensor, Tensor], None]
+OnCoded = Callable[[int, AnyCodes, Tensor, Tensor], None]
 
 
-class Meter:
-    """Bits that the codes of one window take, of layers whose codes have no fixed size."""
+@dataclass
+class Spent:
+    """Bits that the codes of a window took, of layers whose codes have no fixed size, and numbers that were coded."""
 
-    def __init__(self, layers: Sequence[StoredLayer], heads: int) -> None:
-        self.packings = [LayerStream(layer, heads) if layer.variable else None for layer in layers]
-        self.bits, self.numbers = 0.0, 0
-
-    def add(self, layer: int, codes: LayerCodes, classes: Tensor, decoded: Tensor) -> None:
-        """Count a layer; of one window at a time."""
-        packing = self.packings[layer]
-        if packing is not None and classes.shape[-1]:
-            self.bits += packing.bits(codes, classes.shape[-1])
-            self.numbers += decoded.numel()
+    bits: float = 0.0
+    numbers: int = 0
 
     def per_number(self) -> float | None:
         """Bits of a packed number with all that goes with it; None where the plan says it."""
@@ -59,24 +53,43 @@ def stored_layers(codecs: Sequence[Mapping[Side, object]]) -> list[StoredLayer]:
 
 
 def stored_attention(
-    layers: Sequence[StoredLayer], window: Window, on_coded: OnCoded | None = None, prompt: int = 0
+    layers: Sequence[StoredLayer],
+    window: Window,
+    on_coded: OnCoded | None = None,
+    prompt: int = 0,
+    spent: Spent | None = None,
 ) -> AttentionFunction:
-    """The attention of a stored cache in one pass over all layers, behind a prefill of ``prompt`` tokens."""
+    """The attention of a stored cache in one pass over all layers, behind a prefill of ``prompt`` tokens.
+
+    Codes without a fixed size take the bits of their plan in every chunk (`core.stored_rate`), which ``spent`` is told.
+    """
     below: deque[Tensor] = deque(maxlen=max(1, *(layer.maps.layers for layer in layers)))
+    control: list[RateControl] = []
 
     def attend(inputs: LayerInputs) -> Tensor:
         layer, held = inputs.site.layer, as_held(inputs, window)
         if not layer:
             below.clear()
+            if layers[0].variable and not control:
+                control.append(RateControl(layers, held.key.shape[1]))
         check_rows(layer, held.k_raw, held.v_raw)
         packed = slice(window.sinks, window.sinks + packed_tokens(held.query.shape[2], window))
         classes = classes_in(held, layers[layer].rule, window, packed)
         rows = torch.cat((held.k_raw, held.v_raw), -1)[:, packed].to(layers[layer].codes[0].encode.dtype)
-        codes, decoded = layers[layer].encode(rows, [lower.to(rows.device) for lower in below], classes)
+        lower = [each.to(rows.device) for each in below]
+        codes: AnyCodes
+        if control and rows.shape[1]:
+            codes, decoded = control[0].encode(layer, rows, lower, classes)
+            if spent is not None and layer == len(layers) - 1:
+                spent.bits += float(control[0].bits.sum())
+                spent.numbers += len(layers) * decoded.numel()
+        else:
+            codes, decoded = layers[layer].encode(rows, lower, classes)
         below.appendleft(decoded)
+        whole = layers[layer].placed(decoded)
         if on_coded is not None:
-            on_coded(layer, codes, classes, decoded)
-        return _read(held, layers[layer], decoded, classes, window, prompt)
+            on_coded(layer, codes, classes, whole)
+        return _read(held, layers[layer], whole, classes, window, prompt)
 
     return behind_prompt(prompt, attend)
 

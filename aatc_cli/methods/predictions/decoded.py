@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aatc_cli.methods.axes import together
@@ -23,7 +24,7 @@ class Decoded(Prediction):
 
     name = "decoded"
     meaning = "linear maps from decoded layers below, and from head groups of the layer coded before"
-    goes_with = together(transform=("metric",), quantizer=("tiled",), press=("none",))
+    goes_with = together(transform=("metric", "metric-centred"), quantizer=("tiled",), press=("none",))
     predicts = True
 
     def told_by(self) -> type[Settings]:
@@ -95,9 +96,24 @@ class Decoded(Prediction):
             device = pair["k"].codec.encode.device
             maps = LayerMaps(parts["below"], parts["within"], parts.get("squeeze")).to(device)
             # what layers below tell of a token is enough to be read
-            stored = StoredLayer(pair, maps, pair["k"].rule, hides=not form.layers)
+            about, mean = _without_mean(pair)
+            stored = StoredLayer(about, maps, pair["k"].rule, hides=not form.layers, mean=mean)
             found.append(dict.fromkeys(SIDES, stored))
         return found
+
+
+def _without_mean(pair: Mapping[Side, Any]) -> tuple[dict[Side, Any], Any]:
+    """Codecs about zero, and the mean of keys and values side by side that they were about; None without one.
+
+    What is predicted has no mean, so it is taken off before.
+    """
+    import torch
+
+    means = [pair[side].codec.offset(None) for side in ("k", "v")]
+    if means[0] is None:
+        return dict(pair), None
+    about = {side: replace(codec, codec=replace(codec.codec, centre=None)) for side, codec in pair.items()}
+    return about, torch.cat(means)
 
 
 def _form(recipe: RecipeFields) -> PredictionFields:

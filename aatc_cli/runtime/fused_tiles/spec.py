@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
@@ -39,18 +39,31 @@ def fused_tiles_spec(
     check_sites(sites, geometry.heads // geometry.kv_heads, geometry.head_dim, window)
     check_device(parameter.device)
     frequencies, order = rotation_of(model, geometry.head_dim, sites[0].rope)
-    made = []
-    for site, pair in zip(sites, codecs, strict=True):
-        placed: dict[Side, TileCodec] = {
-            side: pair[side].to(parameter.device, torch.promote_types(parameter.dtype, torch.float32)) for side in SIDES
-        }
-        biases = {"k": site.k_bias, "v": site.v_bias}
-        tiles = RecordTiles(placed, placed["k"].rule, geometry.kv_heads)
-        layer = FusedTileLayer(site.layer, placed, biases, tiles.rule, geometry.kv_heads, tiles)  # type: ignore[arg-type]
-        tables = TileTables.of(placed, tiles, layer.biases, order) if parameter.is_cuda else None
-        made.append(FusedTiles(layer, tables, order))
+    made = [
+        fused_layer(site.layer, pair, {"k": site.k_bias, "v": site.v_bias}, order, parameter)
+        for site, pair in zip(sites, codecs, strict=True)
+    ]
     form = FusedTilesForm(tuple(made), window, parameter.dtype, geometry.heads, geometry.head_dim, frequencies)
     return CacheSpec.of(model, layers, form, window, _layout(layout, made))
+
+
+def fused_layer(
+    layer: int,
+    codecs: Mapping[Side, TileCodec],
+    biases: Mapping[Side, Tensor | None],
+    order: Tensor | None,
+    like: Tensor,
+) -> FusedTiles:
+    """One layer of a model whose parameters are as ``like``: its codecs on that device, records, and tables on a GPU.
+
+    Every kv head is a head group of its own.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    placed: dict[Side, TileCodec] = {side: codecs[side].to(like.device, dtype) for side in SIDES}
+    heads = placed["k"].codec.groups
+    tiles = RecordTiles(placed, placed["k"].rule, heads)
+    coded = FusedTileLayer(layer, placed, biases, tiles.rule, heads, tiles)
+    return FusedTiles(coded, TileTables.of(placed, tiles, coded.biases, order) if like.is_cuda else None, order)
 
 
 def _layout(layout: CacheLayout | None, layers: Sequence[FusedTiles]) -> CacheLayout | None:

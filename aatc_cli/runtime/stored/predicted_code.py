@@ -16,6 +16,8 @@ from aatc_cli.core.stored_planes import LayerPlanes
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import debias, rebias
 from aatc_cli.runtime.stored.code import Biases, Rows
+from aatc_cli.runtime.stored.compiled_chunk import CompiledChunk
+from aatc_cli.runtime.stored.compiled_layer import loops_available
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 _DIGEST = struct.Struct("<I")
@@ -38,13 +40,17 @@ class _Nothing:
 class PredictedCode:
     """Chunks of the layers of a storage code. layers: by what tokens are ranked where nobody saw what they received.
 
-    Codes of variable length have a checksum of their tables in front of the first layer.
+    Codes of variable length have a checksum of their tables in front of the first layer. On a CPU with numba they are
+    written and read in machine code.
     """
 
     by_tile = False
 
     def __init__(self, stored: Sequence[StoredLayer], biases: Biases, heads: int) -> None:
         self.code, self.heads, self.biases = StoredCode(stored, heads), heads, list(biases)
+        self.chunks: StoredCode | CompiledChunk = self.code
+        if self.code.variable and loops_available() and stored[0].codes[0].encode.device.type == "cpu":
+            self.chunks = CompiledChunk(stored, heads)
         self.layers: Sequence[TileLayer] = [
             TileLayer(place, layer.codecs, bias, layer.rule, heads, _Nothing())
             for place, (layer, bias) in enumerate(zip(stored, biases, strict=True))
@@ -68,34 +74,27 @@ class PredictedCode:
         return [packing.nbytes(tokens) for packing in self.code.packings if isinstance(packing, LayerPlanes)]
 
     def encode(self, rows: Rows, received: Tensor, first: int) -> list[Tensor]:
-        """Bytes of every layer, coded one after another from the lowest up."""
+        """Bytes of every layer, coded one after another from the lowest up; variable codes take those of the plan."""
         self.code.check(rows["k"].shape[1])
-        lower: list[Tensor] = []
-        found = []
-        for place, (layer, packing) in enumerate(zip(self.code.layers, self.code.packings, strict=True)):
-            mine = [debias(rows[side][place], self.biases[place][side]) for side in SIDES]
-            classes = layer.rule.classes_of(received[place], first, place)
-            codes, decoded = layer.encode(torch.cat(mine, -1), lower, classes)
-            data = packing.pack(codes, classes)
-            if self.code.variable and not place:
-                data = _DIGEST.pack(tables_digest()) + data
-            found.append(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            lower = [decoded, *lower][: self.code.depth]
-        return found
+        mine, classes = [], []
+        for place, layer in enumerate(self.code.layers):
+            mine.append(torch.cat([debias(rows[side][place], self.biases[place][side]) for side in SIDES], -1))
+            classes.append(layer.rule.classes_of(received[place], first, place))
+        parts = self.chunks.parts(mine, classes)
+        if self.code.variable:
+            parts[0] = _DIGEST.pack(tables_digest()) + parts[0]
+        return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in parts]
 
     def decode(self, parts: Sequence[Tensor], tokens: int) -> dict[Side, Tensor]:
         """Rows as attention would read them, but for the rotation."""
-        lower: list[Tensor] = []
+        data = [part.cpu().numpy().tobytes() for part in parts]
+        if self.code.variable:
+            if data[0][: _DIGEST.size] != _DIGEST.pack(tables_digest()):
+                raise AatcError("these codes were written under other likelihoods", "compute the tokens again")
+            data[0] = data[0][_DIGEST.size :]
+        rows, _ = self.chunks.read(data, tokens)
         made: dict[Side, list[Tensor]] = {side: [] for side in SIDES}
-        for place, (layer, packing) in enumerate(zip(self.code.layers, self.code.packings, strict=True)):
-            data = parts[place].cpu().numpy().tobytes()
-            if self.code.variable and not place:
-                if data[: _DIGEST.size] != _DIGEST.pack(tables_digest()):
-                    raise AatcError("these codes were written under other likelihoods", "compute the tokens again")
-                data = data[_DIGEST.size :]
-            codes, classes = packing.unpack(data, tokens)
-            decoded = layer.decode(codes, lower, classes)
+        for decoded, bias in zip(rows, self.biases, strict=True):
             for side, part in zip(SIDES, decoded.chunk(2, -1), strict=True):
-                made[side].append(rebias(part, self.biases[place][side]))
-            lower = [decoded, *lower][: self.code.depth]
+                made[side].append(rebias(part, bias[side]))
         return {side: torch.stack(made[side]) for side in SIDES}

@@ -20,6 +20,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.predictive import LayerMaps
 from aatc_cli.core.predictive_fit import FittedUnit
 from aatc_cli.core.weights import fisher_weights, quadratic_weights
+from aatc_cli.methods.registry import transform_of
 from aatc_cli.stages.predicting.passes import LayerPass, Moments
 
 # passes over the layers, and how near to the wanted rate they end
@@ -62,6 +63,7 @@ def _whitened(model: Moments, layer: int, maps: LayerMaps, fitted: list[FittedUn
     tables: dict[str, Tensor] = {"maps.below": maps.below.half().cpu(), "maps.within": maps.within.half().cpu()}
     if maps.squeeze is not None:
         tables["maps.squeeze"] = maps.squeeze.half().cpu()
+    kind = transform_of(settings.transform)
     for side in SIDES:
         mine = [unit for place, unit in zip(model.units, fitted, strict=True) if place.side == side]
         encode = torch.stack([unit.transform.encode for unit in mine])
@@ -74,6 +76,7 @@ def _whitened(model: Moments, layer: int, maps: LayerMaps, fitted: list[FittedUn
         bits = torch.zeros(variance.numel(), dtype=torch.int64)
         codec = TransformCodec(encode, decode, scale, bits, variance).to("cpu", torch.float64)
         sites[side] = codec, weight.cpu(), fisher_weights(decode, model.metrics[layer][side]).cpu()
+        tables |= {f"{side}.{name}": table.cpu() for name, table in kind.tables(side, stats).items()}
         if stats.ranked:
             tables[f"{side}.ranks"] = stats.rank_costs(side, decode, settings.shrinkage).cpu()
     return WhitenedLayer(sites, tables)

@@ -33,12 +33,14 @@ class Moments:
     device: torch.device
     layers: list[LayerStats] = field(default_factory=list)
     metrics: list[dict[Side, Tensor]] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
     chain: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for layer in range(self.stats.geometry.layers):
             found = self.stats.layer(layer).to(self.device)
             self.layers.append(found)
+            self.means.append(torch.cat([found.mean(side) for side in SIDES]))
             self.metrics.append({side: shrunk(found.loss_metric(side), self.settings.shrinkage) for side in SIDES})
 
     @property
@@ -57,7 +59,7 @@ class Moments:
         """Moments of nothing coded yet."""
         form = self.coding.form
         return ClosedLoop(
-            lambda layer, below: self.layers[layer].cross[below] / self.layers[layer].count,
+            self._products,
             self.stats.settings.below,
             len(self.layers),
             Form(form.layers, form.within, form.rank, form.alone),
@@ -66,6 +68,13 @@ class Moments:
             ),
             chain=self.chain,
         )
+
+    def _products(self, layer: int, below: int) -> Tensor:
+        """E[x_{l-j}^T x_l] of a layer and one below it, of what the transform leaves of them."""
+        found = self.layers[layer].cross[below] / self.layers[layer].count
+        if not transform_of(self.settings.transform).centred:
+            return found
+        return found - torch.outer(self.means[layer - below], self.means[layer])
 
 
 class LayerPass:

@@ -1,0 +1,131 @@
+"""The command that starts vLLM with a plan: everything the backend asks for, checked before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from aatc_cli.artifacts.plan import Plan
+from aatc_cli.artifacts.shipped import find_plan
+from aatc_cli.core.tiles import TILE
+from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.models.limits import context_limit
+from aatc_cli.models.loading import ModelSource, find_model
+from aatc_cli.serve.opening import require_version
+from aatc_cli.serve.vllm_backend.plans import prepare_plan, static_of
+from aatc_cli.serve.vllm_backend.start import VERSIONS
+
+# the model runner whose batch the backend reads
+ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+# what the plan or --prefixes decides beside the arguments that are given
+_DECIDED = ("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config")
+# graphs of steps that only decode; prompts run as they are
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """``arguments`` of vLLM, and what the plan takes: bytes of 64 tokens and of the exact rows of one request.
+
+    uncompressed: bytes of 64 tokens in 16 bits. version: of the vLLM that is installed here, or None.
+    """
+
+    plan: str
+    arguments: tuple[str, ...]
+    block_bytes: int
+    uncompressed: int
+    exact_bytes: int
+    version: str | None
+
+    @property
+    def line(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join([*(f"{name}={value}" for name, value in ENVIRONMENT.items()), *self.arguments])
+
+    def start(self) -> None:
+        """Become that command; raises `AatcError` where vLLM is not installed."""
+        if self.version is None:
+            raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
+        os.execvpe(self.arguments[0], self.arguments, os.environ | ENVIRONMENT)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Texts of ``length`` tokens at most (None: as the model can), ``requests`` at once, prefixes shared or not."""
+
+    length: int | None = None
+    requests: int = 64
+    prefixes: bool = False
+
+
+def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> ServeCommand:
+    """The command that serves ``model`` with ``plan`` as ``wanted``.
+
+    others: more arguments of vLLM. Raises `AatcError` naming what will not work: version, plan, model or argument.
+    """
+    installed = installed_version()
+    opened, source = Plan.open(find_plan(plan if plan.startswith("hub:") else Path(plan))), find_model(model)
+    prepared = prepare_plan(opened, source)
+    form = static_of(prepared, torch.bfloat16, torch.device("cpu"))
+    limit = context_limit(prepared.model.config)
+    if wanted.length is not None and limit is not None and wanted.length > limit:
+        problem = f"the model reads {limit} tokens at most, not {wanted.length}"
+        raise AatcError(problem, f"give --max-model-len {limit}")
+    length = wanted.length or limit
+    if length is None:
+        raise UsageError("the model does not say how long its texts may be", "give --max-model-len")
+    geometry, window = opened.geometry, opened.recipe.window
+    sinks = TILE if wanted.prefixes else window.sinks
+    token = 2 * geometry.layers * geometry.channels * 2
+    return ServeCommand(
+        opened.name,
+        _arguments(_name(source, model), plan, replace(wanted, length=length), others),
+        sum(fused.layer.held.nbytes for fused in form.layers),
+        TILE * token,
+        (sinks + window.recent) * token,
+        installed,
+    )
+
+
+def installed_version() -> str | None:
+    """The vLLM that is installed here, or None; raises `AatcError` for one that the backend does not know."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return None
+    return require_version("vllm", VERSIONS)
+
+
+def _arguments(model: str, plan: str, wanted: Wanted, others: list[str]) -> tuple[str, ...]:
+    asked: dict[str, object] = {"prefixes": True} if wanted.prefixes else {}
+    where = plan if plan.startswith("hub:") else str(Path(plan).resolve())
+    fixed = {
+        "--attention-backend": "CUSTOM",
+        "--block-size": str(TILE),
+        "--max-model-len": str(wanted.length),
+        "--max-num-seqs": str(wanted.requests),
+        # a prompt that is read whole attends to exact tokens; chunks read those before them packed
+        "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
+        "--compilation-config": json.dumps(GRAPHS),
+        "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
+    }
+    for given in others:
+        name = given.partition("=")[0]
+        if name in {*fixed, *_DECIDED}:
+            raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
+    parts = [part for pair in fixed.items() for part in pair]
+    caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"
+    return ("vllm", "serve", model, *parts, caching, *others)
+
+
+def _name(source: ModelSource, model: str) -> str:
+    """The model as vLLM takes it; raises `AatcError` for a form that was not tried."""
+    if model.endswith(".gguf"):
+        raise AatcError(f"{source.name} is a .gguf file", "serve the folder with the model's safetensors")
+    return str(Path(model).resolve()) if Path(model).exists() else model

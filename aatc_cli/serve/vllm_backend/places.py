@@ -1,0 +1,65 @@
+"""Which slot a request's exact rows lie in: requests that decode lie in the order of their batch.
+
+The kernel of tiles takes rows of a batch from the first slots, so what decodes moves to the front and what does not
+makes room. Slots are as many as requests that run at once; a request that ends or is preempted gives its slot back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aatc_cli.errors import AatcError
+
+
+@dataclass
+class Held:
+    """A request: its slot, the tokens that are cached, and how many tiles of them are packed."""
+
+    slot: int
+    tokens: int = 0
+    tiles: int = 0
+
+
+class Places:
+    """Requests by their ids in ``count`` slots."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.held: dict[str, Held] = {}
+
+    def release(self, requests: Iterable[str]) -> None:
+        """Give back the slots of requests that ended or lost their blocks; unknown ones are passed over."""
+        for request in requests:
+            self.held.pop(request, None)
+
+    def arrange(self, decoding: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
+        """Give every request a slot, those that decode the one of their row. -> (from, to), to be moved at once.
+
+        Raises `AatcError` for more requests than slots.
+        """
+        rows = {request: row for row, request in enumerate(decoding)}
+        kept = {request: held for request, held in self.held.items() if request not in rows}
+        staying = {held.slot for held in kept.values() if held.slot >= len(rows)}
+        free = iter([slot for slot in range(len(rows), self.count) if slot not in staying])
+        moves = []
+        homeless = [request for request, held in kept.items() if held.slot < len(rows)]
+        for request in homeless + [request for request in others if request not in self.held]:
+            slot = next(free, None)
+            if slot is None:
+                raise AatcError(
+                    f"{len(self.held)} requests run, and there are exact rows for {self.count}",
+                    "start the engine with a larger --max-num-seqs",
+                )
+            moves += self._put(request, slot)
+        for request, row in rows.items():
+            moves += self._put(request, row)
+        return moves
+
+    def _put(self, request: str, slot: int) -> list[tuple[int, int]]:
+        held = self.held.get(request)
+        if held is None:
+            self.held[request] = Held(slot)
+            return []
+        before, held.slot = held.slot, slot
+        return [] if before == slot else [(before, slot)]

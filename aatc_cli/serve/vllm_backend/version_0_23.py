@@ -1,0 +1,76 @@
+"""What vLLM 0.23 has no way to be told, and two of its methods are therefore wrapped for: this backend alone.
+
+- `Attention.get_kv_cache_spec` decides the bytes of a block by the names of its own formats. For a layer of this
+  backend it gives the plan's bytes (later versions ask the backend: `customize_spec`).
+- `GPUModelRunner._update_states` is the only place at which a worker hears which requests ended or were preempted, and
+  builders of steps are told neither ids nor the runner.
+
+Both call the original for every layer and model of another backend. They are installed when vLLM imports this backend,
+which it does when somebody chooses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Self
+
+import torch
+
+from aatc_cli.serve.vllm_backend.served import known, served_of
+
+_interface: Any = import_module("vllm.v1.kv_cache_interface")
+_MARK = "aatc_wrapped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileSpec(_interface.FullAttentionSpec):  # type: ignore[misc]
+    """Blocks of ``bytes_per_token`` for every token of them, keys and values together."""
+
+    bytes_per_token: int = 0
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes of a block."""
+        return int(self.block_size) * self.bytes_per_token
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """One spec for layers of equal ones."""
+        merged: Self = replace(super().merge(specs), bytes_per_token=specs[0].bytes_per_token)
+        return merged
+
+
+def install(backend: type) -> None:
+    """Wrap both methods once, for layers whose backend is ``backend``."""
+    attention: Any = import_module("vllm.model_executor.layers.attention.attention").Attention
+    runner: Any = import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+    if not hasattr(attention.get_kv_cache_spec, _MARK):
+        attention.get_kv_cache_spec = _with_spec(attention.get_kv_cache_spec, backend)
+    if not hasattr(runner._update_states, _MARK):
+        runner._update_states = _with_states(runner._update_states)
+
+
+def _with_spec(original: Any, backend: type) -> Any:
+    def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
+        if not issubclass(self.attn_backend, backend):
+            return original(self, vllm_config)
+        size = vllm_config.cache_config.block_size
+        each = served_of(vllm_config).page_bytes(self.layer_name) // size
+        return TileSpec(block_size=size, num_kv_heads=1, head_size=each, dtype=torch.uint8, bytes_per_token=each)
+
+    setattr(get_kv_cache_spec, _MARK, True)
+    return get_kv_cache_spec
+
+
+def _with_states(original: Any) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        served = known(self.vllm_config)
+        if served is not None:
+            served.runner = self
+            finished, preempted = scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()
+            served.engine.forget([*finished], [*preempted], [*scheduler_output.num_scheduled_tokens])
+        return original(self, scheduler_output)
+
+    setattr(_update_states, _MARK, True)
+    return _update_states

@@ -1,0 +1,416 @@
+"""vLLM itself with the backend, in one process: what it generates against the fused cache, and how fast it is.
+
+    python tests/serve/live_vllm.py correct --model FOLDER --plan FOLDER [--graphs] [--dtype float32]
+    python tests/serve/live_vllm.py bench --kind plan|auto|fp8|turboquant_4bit_nc [--layers 32]
+
+Every line of the output is one JSON document. Needs vLLM; `make test-vllm` runs the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import sys
+import time
+import types
+
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+STARTED = time.time()
+
+
+def prepare() -> None:
+    """What must stand before vLLM is imported; without a usable numba a stand-in for its n-gram proposer."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import numba  # noqa: F401
+    except Exception:
+        stand_in = types.ModuleType("numba")
+
+        def plain(*args, **kwargs):
+            return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else (lambda f: f)
+
+        stand_in.jit = stand_in.njit = plain
+        stand_in.prange, stand_in.get_num_threads = range, lambda: 1
+        stand_in.set_num_threads = lambda n: None
+        sys.modules["numba"] = stand_in
+
+
+def say(**facts) -> None:
+    print(json.dumps({"at": round(time.time() - STARTED, 1)} | facts), flush=True)
+
+
+def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
+    """vLLM's offline engine; with a plan on the backend CUSTOM."""
+    from vllm import LLM
+
+    from aatc_cli.serve.vllm_backend.plugin import register
+
+    settings = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "dtype": given.dtype,
+        "seed": 0,
+        "disable_log_stats": True,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+        "gpu_memory_utilization": given.memory,
+    } | changes
+    if given.graphs:
+        settings["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} | (
+            {"cudagraph_capture_sizes": given.sizes} if given.sizes else {}
+        )
+    else:
+        settings["enforce_eager"] = True
+    if plan is not None:
+        register()
+        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": {"plan": plan}}}
+    if plan is not None and settings["enable_prefix_caching"]:
+        settings["additional_config"]["aatc"]["prefixes"] = True
+    started = time.time()
+    made = LLM(**settings)
+    say(engine=plan or "vllm", seconds=round(time.time() - started, 1))
+    return made
+
+
+def answers(llm, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]:
+    """Prompts of mixed lengths from one token on, some of them around the edges of tiles and window."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    edges = [1, 2, 3, 4, 5, 63, 64, 65, 67, 68, 69, 131, 132, 133, 195, 196, 197, 259, 260, 261]
+    spread = torch.randint(1, longest, (count,), generator=generator).tolist()
+    lengths = [length for length in edges if length <= longest][: count // 2]
+    lengths += spread[: count - len(lengths)]
+    return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+def reference(model: str, plan: str, dtype: str):
+    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone."""
+    from pathlib import Path
+
+    import torch
+
+    from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.models.loading import find_model, load_model
+    from aatc_cli.runtime.attach import prepare as prepare_session
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load_model(find_model(model), device=device, dtype=dtype)
+    session = prepare_session(loaded, Plan.open(Path(plan)), "fused")
+
+    def generate(tokens: list[int], steps: int) -> list[int]:
+        with session.attached(), torch.no_grad():
+            ids = torch.tensor([tokens], device=device)
+            cache = {session.keyword: session.new_cache()}
+            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
+        return out[0, len(tokens) :].tolist()
+
+    return generate
+
+
+def same(found: list[list[int]], wanted: list[list[int]]) -> dict[str, object]:
+    """How many answers are equal, and how many tokens before the first that differs, of those that do."""
+    first = {}
+    for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        if a != b:
+            first[index] = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return {"equal": len(found) - len(first), "of": len(found), "differ_at": first}
+
+
+def preempted_at(llm, count: int) -> dict[int, list[int]]:
+    """Cached tokens at which requests of the last call were preempted, by the index of their prompt."""
+    from aatc_cli.serve.vllm_backend.served import served_of
+
+    log = served_of(llm.llm_engine.vllm_config).engine.preempted
+    found: dict[int, list[int]] = {}
+    base = None
+    for request, tokens in log:
+        number = int(request.split("-")[0])
+        base = number if base is None else base
+        found.setdefault(number % count if number >= count else number, []).append(tokens)
+    return found
+
+
+def after_preemption(generate, prompt: list[int], steps: int, cached: list[int]) -> list[int]:
+    """What the fused cache generates where the prompt is read anew, with its answer so far, at the same places."""
+    out: list[int] = []
+    for tokens in [*cached, None]:
+        upto = steps if tokens is None else tokens - len(prompt) + 1
+        if upto > len(out):
+            out += generate(prompt + out, upto - len(out))
+    return out
+
+
+def correct(given: argparse.Namespace) -> None:
+    import torch
+    from transformers import AutoConfig
+
+    vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
+    prompts = random_prompts(given.prompts, vocabulary, given.longest)
+    total = sum(len(ids) // 64 + 2 for ids in prompts)
+    changes = {
+        "max_model_len": given.longest + given.steps + 64,
+        "max_num_seqs": given.prompts,
+        "max_num_batched_tokens": max(sum(map(len, prompts)), 2048),
+        "num_gpu_blocks_override": int(total * given.room),
+        "kv_cache_memory_bytes": 2 << 30,
+    }
+    llm = engine(given.model, given.plan, given, **changes)
+    say(blocks=llm.llm_engine.vllm_config.cache_config.num_gpu_blocks, wanted=total)
+    batched = answers(llm, prompts, given.steps)
+    preempted = preempted_at(llm, len(prompts))
+    say(batched=len(batched), preempted=preempted)
+    alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
+    calm = [i for i in range(len(alone)) if i not in preempted]
+    say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
+    generate = reference(given.model, given.plan, given.dtype)
+    wanted = [
+        after_preemption(generate, prompts[i], given.steps, preempted.get(i, [])) for i in range(given.references)
+    ]
+    say(batched_against_fused=same(batched[: given.references], wanted))
+    plain = [wanted[i] for i in range(min(given.references, len(alone))) if i not in preempted]
+    say(
+        alone_against_fused=same(
+            [alone[i] for i in range(min(given.references, len(alone))) if i not in preempted], plain
+        )
+    )
+    say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+
+
+def shared(given: argparse.Namespace) -> None:
+    """Prefixes that requests share: hits are counted, and the same request is answered the same way again."""
+    from transformers import AutoConfig
+
+    from aatc_cli.serve.vllm_backend.served import served_of
+
+    vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
+    heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
+    tails = random_prompts(8, vocabulary, 100)
+    prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
+    changes = {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 1 << 30,
+    }
+    llm = engine(given.model, given.plan, given, enable_prefix_caching=True, **changes)
+    # a request that comes again finds more full blocks, its own: what it reads packed is the same from then on
+    for _ in range(2):
+        first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
+    together = answers(llm, prompts, given.steps)
+    again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=4 * len(prompts))
+    say(again_against_first=same(again, first), together_against_again=same(together, again))
+    generate = reference(given.model, given.plan, given.dtype)
+    say(hits_against_own_prompts=same(again, [generate(ids, given.steps) for ids in prompts]))
+
+
+def geometry_folder(folder: str, layers: int) -> str:
+    """A folder with the configuration of Llama 3.1 8B, of fewer layers if wanted, and no weights."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        data = json.load(file)
+    data["architectures"], data["dtype"], data["torch_dtype"] = ["LlamaForCausalLM"], "bfloat16", "bfloat16"
+    with open(path, "w") as file:
+        json.dump(data, file)
+    return folder
+
+
+def synthetic_plan(folder: str, bits: float) -> None:
+    """Let the backend open codecs of random transforms in place of a plan: there is none of random weights.
+
+    Cached tokens that a connector says are there are taken for random tiles, which blocks are filled with.
+    """
+    import torch
+
+    from aatc_cli.config import Window
+    from aatc_cli.core.layout import packed_tokens
+    from aatc_cli.evals.bench.tile_plan import synthetic_codecs, synthetic_tiles
+    from aatc_cli.models.adapter import geometry_of
+    from aatc_cli.models.loading import empty_model, find_model, load_config
+    from aatc_cli.serve.vllm_backend import plans, served, start
+    from aatc_cli.serve.vllm_backend.engine import TileEngine
+
+    def opened(config, device):
+        source = find_model(folder)
+        model = empty_model(source, load_config(source))
+        geometry = geometry_of(model.config)
+        one = synthetic_codecs(geometry, bits, torch.device("cpu"))
+        window = Window(sinks=4, recent=128, flush=64)
+        none = [{"k": None, "v": None}] * geometry.layers
+        prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
+        return start.engine_for(prepared, config, device)
+
+    def recognise(self, request, held, cached):
+        if held.tokens != cached:
+            held.tokens, held.tiles = cached, packed_tokens(cached, self.form.window) // 64
+
+    @torch.inference_mode()
+    def fill(engine):
+        layer = engine.form.layers[0].layer
+        generator = torch.Generator(engine.rows.device).manual_seed(0)
+        tiles = synthetic_tiles(layer.codecs, layer.held, 256, generator)
+        for cache in engine.caches:
+            for start_at in range(0, cache.shape[0], 256):
+                part = cache[start_at : start_at + 256]
+                part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
+
+    served.open_engine, TileEngine._recognise, TileEngine.fill = opened, recognise, fill
+
+
+def bench(given: argparse.Namespace) -> None:
+    """Capacity, time to first token, then decode steps at equal batch and at the largest one.
+
+    Contexts of the decode steps are not computed: vLLM's own connector for such benches says that they are there.
+    """
+    from vllm import SamplingParams
+    from vllm.distributed.kv_transfer.kv_connector.v1 import decode_bench_connector as connector
+
+    folder = geometry_folder(given.folder, given.layers)
+    ours = given.kind == "plan"
+    if ours:
+        synthetic_plan(folder, given.bits)
+        connector.DecodeBenchConnectorWorker.start_fill_kv = lambda self, metadata: None
+    matched = connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens
+    pretend = [False]
+    connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens = lambda self, request, done: (
+        matched(self, request, done) if pretend[0] else (0, False)
+    )
+    changes = {
+        "load_format": "dummy",
+        "max_model_len": given.context + given.steps + 64,
+        "max_num_seqs": given.slots,
+        "max_num_batched_tokens": given.context + given.steps + 64,
+        "kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
+    }
+    if not ours:
+        changes["kv_cache_dtype"] = given.kind
+    if given.turn:
+        # one after another on the GPU, while those that come next import what they need
+        fcntl.flock(os.open(given.turn, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+        time.sleep(2)
+    llm = engine(folder, "synthetic" if ours else None, given, **changes)
+    cache = llm.llm_engine.vllm_config.cache_config
+    capacity = cache.num_gpu_blocks * cache.block_size
+    say(kind=given.kind, layers=given.layers, capacity_tokens=capacity, blocks=cache.num_gpu_blocks)
+
+    def prompts(count: int, length: int):
+        return [{"prompt_token_ids": [(7 * i + 13 * row) % 100000 + 3 for i in range(length)]} for row in range(count)]
+
+    def timed(length: int) -> float:
+        wanted = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        started = time.time()
+        llm.generate(prompts(1, length), wanted, use_tqdm=False)
+        return time.time() - started
+
+    timed(256)
+    for length in (2048, given.context):
+        timed(length)
+        say(kind=given.kind, prompt=length, first_token_ms=round(1000 * timed(length), 1))
+    pretend[0] = True
+    if ours:
+        from aatc_cli.serve.vllm_backend.served import served_of
+
+        found = served_of(llm.llm_engine.vllm_config)
+        found.bind()
+        found.engine.fill()
+    largest = min(given.slots, capacity // (given.context + given.steps + 64))
+    for count in dict.fromkeys((min(given.batch, largest), largest)):
+        rate = decode_rate(llm, prompts(count, given.context), given.steps)
+        say(kind=given.kind, batch=count, context=given.context, **rate)
+
+
+def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
+    """Steps of the engine in which all requests decode, timed one by one; the first ones warm up."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
+    for number, prompt in enumerate(prompts):
+        llm.llm_engine.add_request(f"bench-{time.time_ns()}-{number}", prompt, wanted)
+    times, started = [], time.time()
+    while llm.llm_engine.has_unfinished_requests():
+        before = time.time()
+        llm.llm_engine.step()
+        times.append(time.time() - before)
+    decoding = sorted(times[4:-1])
+    mean = sum(decoding) / len(decoding)
+    return {
+        "steps": len(decoding),
+        "mean_ms": round(1000 * mean, 2),
+        "median_ms": round(1000 * decoding[len(decoding) // 2], 2),
+        "most_ms": round(1000 * decoding[-1], 2),
+        "tokens_per_second": round(len(prompts) / mean, 1),
+        "whole_seconds": round(time.time() - started, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("correct", "shared", "bench"))
+    parser.add_argument("--model")
+    parser.add_argument("--plan")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="*")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--alone", type=int, default=64)
+    parser.add_argument("--references", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--room", type=float, default=1.2, help="blocks, as a share of what all prompts take")
+    parser.add_argument("--kind", default="plan")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--bits", type=float, default=2.0)
+    parser.add_argument("--folder", default="llama-geometry")
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--turn", help="a file that processes wait for, so that one is on the GPU at a time")
+    parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
+    given = parser.parse_args()
+    prepare()
+    {"correct": correct, "shared": shared, "bench": bench}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()
