@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.runtime.fused_tiles import shared
-from aatc_cli.runtime.fused_tiles.spec import with_tables
+from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.tiles.form import tiles_spec
 
@@ -60,10 +61,17 @@ def codecs_of(model: Any) -> list[dict[Any, TileCodec]]:
         variance = 0.5 + torch.rand(64, generator=generator, dtype=torch.float64)
         widths = torch.randint(0, 4, (3, 64), generator=generator) + torch.arange(3)[:, None]
         codec = TransformCodec(
-            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
         )
         sides[side] = TileCodec(codec, widths, TileRule((32, 16, 16)))
     return [sides]
+
+
+def with_tables(spec: Any) -> Any:
+    """What a GPU has: tables, by which single queries go to the kernel."""
+    [one] = spec.form.layers
+    tables = TileTables.of(one.layer.codecs, one.layer.held, one.layer.biases, one.order)
+    return replace(spec, form=replace(spec.form, layers=(replace(one, tables=tables),)))
 
 
 @pytest.mark.parametrize("make", [qwen2, phi3])
