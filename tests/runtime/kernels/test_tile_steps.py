@@ -259,12 +259,16 @@ def test_sequences_of_their_own_lengths_share_a_step_and_a_pool() -> None:
         decoder.end(0)
         assert decoder.pool.free == 5
         shared = SharedSteps(session)
-        cache, _ = filled(session, prompts[1])
-        # the third token is one that ends a text
-        ends = frozenset([int(expected[1][1].argmax())])
-        logits = torch.nn.functional.one_hot(filled(session, prompts[1])[1], 97)
-        [text] = shared.continued(logits, cache, 8, ends, lambda place, tokens: False)
-        assert text == [int(logits.argmax()), int(expected[1][0].argmax())]
+        answer = [int(filled(session, prompts[2])[1]), *expected[2].argmax(-1).tolist()]
+        for limit, ends, length, text in (
+            (3, frozenset(), 9, answer[:3]),
+            (9, frozenset(), 2, answer[:2]),
+            (9, frozenset(answer[1:2]), 9, answer[:1]),
+        ):
+            cache, token = filled(session, prompts[2])
+            logits = torch.nn.functional.one_hot(token, 97)
+            found_text = shared.continued(logits, cache, limit, ends, lambda place, text, n=length: len(text) == n)
+            assert found_text == [text]
         assert shared.decoder is not None
         assert shared.decoder.free == [0]
     for mine, theirs in zip(found, expected, strict=True):
