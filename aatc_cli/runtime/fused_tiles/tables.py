@@ -28,6 +28,15 @@ _ALIGNMENT = 16
 _DIGITS = 4
 
 
+def require_even(codecs: Mapping[Side, TileCodec]) -> None:
+    """Raise `AatcError` for codecs whose levels are not evenly spaced."""
+    if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
+        raise AatcError(
+            "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
+            "plan with loss-aware-tiles-even, or use --cache packed",
+        )
+
+
 @dataclass(frozen=True)
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
@@ -71,11 +80,7 @@ class TileTables:
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so. Raises
         `AatcError` for levels that are not even.
         """
-        if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
-            raise AatcError(
-                "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
-                "plan with loss-aware-tiles-even, or use --cache packed",
-            )
+        require_even(codecs)
         biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
