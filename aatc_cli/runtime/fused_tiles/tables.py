@@ -17,8 +17,8 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES, STEP, key_place, value_place
+from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
@@ -26,15 +26,6 @@ _LARGEST, _KEY_UNIT, _VALUE_UNIT = 448.0, 2.0**-9, 2.0**-24
 _ALIGNMENT = 16
 # digits of a channel at most
 _DIGITS = 4
-
-
-def require_even(codecs: Mapping[Side, TileCodec]) -> None:
-    """Raise `AatcError` for codecs whose levels are not evenly spaced."""
-    if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
-        raise AatcError(
-            "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
-            "plan with loss-aware-tiles-even, or use --cache packed",
-        )
 
 
 @dataclass(frozen=True)

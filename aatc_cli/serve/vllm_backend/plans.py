@@ -19,10 +19,9 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, identify, load_config, load_model, load_tokenizer
 from aatc_cli.models.rotary import config_frequencies
-from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order
+from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order, require_even
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.fused_tiles.spec import fused_layer
-from aatc_cli.runtime.fused_tiles.tables import require_even
 from aatc_cli.runtime.stored.opening import biases_of
 
 _SEE = "see docs/serving.md"
