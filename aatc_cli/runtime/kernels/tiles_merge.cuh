@@ -106,6 +106,15 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   if (!is_last) return;
   __threadfence();
   const long long row = (long long)(b * s.heads + h) * parts * G;
+  // a thread has two dimensions and every group-th channel, the first of which are fetched before anything else is known
+  constexpr int each = (D + groups - 1) / groups, ahead = each < 16 ? each : 16;
+  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
+  u32 matrix[ahead];
+#pragma unroll
+  for (int n = 0; n < ahead; n++) {
+    const int c = mine + n * groups;
+    matrix[n] = mine < groups && c < D ? x.decode[((long long)h * D + c) * (D / 2) + pair] : 0u;
+  }
   for (int g = threadIdx.x / 32; g < G; g += NW) {
     const int lane = threadIdx.x % 32;
     float most = FLOOR, sum = 0.f, far = 0.f;
@@ -130,19 +139,19 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     latent[i] = far; near[i] = exact;
   }
   __syncthreads();
-  // a thread has two dimensions and every group-th channel
-  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
   if (mine < groups) {
     float v0[G], v1[G];
 #pragma unroll
     for (int g = 0; g < G; g++) { v0[g] = 0.f; v1[g] = 0.f; }
-#pragma unroll 8
-    for (int c = mine; c < D; c += groups) {
-      const u32 m = x.decode[((long long)h * D + c) * (D / 2) + pair];
+    const auto add = [&](int c, u32 m) {
       const float lo = half_lo(m), hi = half_hi(m);
 #pragma unroll
       for (int g = 0; g < G; g++) { v0[g] += latent[g * D + c] * lo; v1[g] += latent[g * D + c] * hi; }
-    }
+    };
+#pragma unroll
+    for (int n = 0; n < ahead; n++) add(min(mine + n * groups, D - 1), matrix[n]);
+#pragma unroll 8
+    for (int c = mine + ahead * groups; c < D; c += groups) add(c, x.decode[((long long)h * D + c) * (D / 2) + pair]);
 #pragma unroll
     for (int g = 0; g < G; g++) { value[(mine * G + g) * D + 2 * pair] = v0[g]; value[(mine * G + g) * D + 2 * pair + 1] = v1[g]; }
   }
