@@ -144,7 +144,7 @@ class TileShape:
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""
-        return warps * self.group * (32 * sum(self.steps.values) + 3) * 4
+        return (warps * self.group * (32 * sum(self.steps.values) + 11) + self.group) * 4
 
     def defines(self, element: int) -> tuple[tuple[str, int], ...]:
         """What the kernel is compiled with for tensors of this element type."""

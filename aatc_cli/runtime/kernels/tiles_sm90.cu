@@ -16,7 +16,7 @@
 #define PAIRED (G <= 4)       // then two blocks of sixteen digits share sums, in even and in odd columns
 #define SETS (PAIRED ? 1 : 2 * OT)   // of sums a step of 32 digits
 #define VS (V4 + V2 + V1)
-#define SLOTS (32 * VS)
+#define SLOT_ROW (32 * VS + 8)  // sums of digits, so that neighbouring heads lie in other banks
 #define SPAN 2                // tiles that share a turned query
 #define MOST 4                // tiles of a warp under way
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
@@ -72,7 +72,7 @@ __device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const 
   keep(sum);
 }
 
-// grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
+// grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
@@ -83,13 +83,15 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   extern __shared__ __align__(128) u8 smem[];
   const int h = blockIdx.y, b = blockIdx.x, lane = lane_of();
   const Last last = {part, stat, decode, value_bias, arrivals, exact_scores, received, tokens, tiles, out};
-  if (blockIdx.z < s.exact) {
-    exact_part(s, blockIdx.z, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
+  // programs of exact tokens are short and come last
+  const int walking = gridDim.z - s.exact;
+  if (blockIdx.z >= walking) {
+    exact_part(s, blockIdx.z - walking, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
     finish(s, last, smem);
     return;
   }
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
-  const int piece = blockIdx.z - s.exact, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
+  const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int facts = classes[16 * which + lane % 16], to = min(tiles[b], from + s.chunk);
   const auto fact = [&](int i) { return __shfl_sync(~0u, facts, i); };  // which are in uniform registers
   const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9), fact(10), fact(11), fact(12), fact(13)};
