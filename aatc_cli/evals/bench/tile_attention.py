@@ -15,7 +15,7 @@ from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs, synthetic_til
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.kernels.angles import TileTurns
+from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
@@ -74,9 +74,8 @@ class TileBench:
             self.window.sinks,
             max(1, *self.tiles),
             t.tile_bytes,
-            t.key_steps,
-            t.value_steps,
-            t.levels.numel(),
+            fast_lots(self.frequencies),
+            t.steps,
             t.stage_bytes,
             t.biased,
             RULE.lags(self.window.recent),
@@ -116,7 +115,7 @@ class TileBench:
             self.geometry.head_dim**-0.5,
             RULE.lags(self.window.recent),
         )
-        expected, _ = decode_attention(self.layer, [given.pools[-1][pages]], query)
+        expected, _ = decode_attention(self.layer, [given.pools[-1][pages]], query, self.tables)
         return float((out[one] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
     def _inputs(self) -> TileInputs:

@@ -62,7 +62,7 @@ def _codecs(geometry: Geometry, level: float, device: torch.device, seed: int) -
         variance = energy / energy.mean()
         ones = torch.ones_like(variance)
         codec = TransformCodec(
-            matrix, matrix.mT.contiguous(), ones, bits[0], variance, "lloyd", scale_bits=8, restored=0.5
+            matrix, matrix.mT.contiguous(), ones, bits[0], variance, "uniform", scale_bits=8, restored=0.5
         )
         found[side] = TileCodec(codec, bits, RULE).to(device, torch.float32)
     return found

@@ -20,8 +20,8 @@ from aatc_cli.core.scales import pack_scales, scale_grid
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
+from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
-from aatc_cli.runtime.fused_tiles.slots import ROWS
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
 from aatc_cli.runtime.tiles.layer import TileLayer

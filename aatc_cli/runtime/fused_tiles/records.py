@@ -1,10 +1,10 @@
 """Tiles as records of 16 tokens, head by head and class by class: the same codes as packed ones, in a kernel's order.
 
     tile   = of every head, of every class that keeps anything in it: a record for each 16 of its tokens
-    record = places [16] u8 | key scales [16] u8 | value scales [16] u8 | parts of 4 bits, of 2, of 1: keys, then values
+    record = places [16] u8 | key scales [16] u8 | value scales [16] u8 | digits of keys, of 4 bits, 2 and 1 | of values
 
 Places are those of the tokens in their tile, so the order of a tile takes 8 bits a token of every head. What a record
-takes beyond the codes of its widths is empty slots (`slots`) and at most 15 bytes at its end.
+takes beyond the codes of its widths is words of digits that are not full (`digits`): none where plans fill planes.
 """
 
 from __future__ import annotations
@@ -23,36 +23,29 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import SidePacking
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.fused_tiles.slots import ROWS, Part, Steps, arranged, lanes_of, parts_of, restored, steps_of
+from aatc_cli.runtime.fused_tiles.digits import ROWS, Digits, digits_of
 
 _HEADER = 3 * ROWS
-_ALIGNMENT = 16
-_WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True)
 class Record:
-    """The records of one head and class: steps of both sides, where their parts lie, and the bytes of one."""
+    """The records of one head and class: digits of both sides, the bytes at which they begin, and those of a record."""
 
-    steps: dict[Side, Steps]
-    parts: dict[Side, list[Part]]
+    digits: dict[Side, list[Digits]]
+    starts: dict[Side, list[int]]
     nbytes: int
 
     @classmethod
     def of(cls, widths: Mapping[Side, Tensor]) -> Record:
         """From the widths [E] of the head's channels in the class; no bytes where nothing is kept."""
-        steps = {side: steps_of(widths[side].tolist(), side) for side in SIDES}
-        at, parts = _HEADER, {side: list[Part]() for side in SIDES}
-        for bits in (4, 2, 1):
-            for side in SIDES:
-                size = lanes_of(side) * bits
-                for place, entity in enumerate(steps[side].entities):
-                    for width, shift in parts_of(entity.width):
-                        if width == bits:
-                            parts[side].append(Part(bits, shift, place, at))
-                            at += size
-        kept = any(part.entities for part in steps.values())
-        return cls(steps, parts, at + -at % _ALIGNMENT if kept else 0)
+        digits = {side: digits_of(widths[side].tolist(), side) for side in SIDES}
+        at, starts = _HEADER, {side: list[int]() for side in SIDES}
+        for side in SIDES:
+            for part in digits[side]:
+                starts[side].append(at)
+                at += part.nbytes
+        return cls(digits, starts, at if at > _HEADER else 0)
 
 
 class RecordTiles:
@@ -107,6 +100,13 @@ class RecordTiles:
 
         Tokens that a head keeps nothing of are of the lowest class that is not kept.
         """
+        coded, rows = self.coded(data)
+        classes = torch.zeros_like(rows).scatter_(-1, rows, self.rule.class_of_rank(data.device).expand_as(rows))
+        latents = {side: self.sides[side].decoded(coded[side], rows) for side in SIDES}
+        return latents, classes[..., : self.rule.orders(self.heads), :]
+
+    def coded(self, data: Tensor) -> tuple[dict[Side, list[tuple[Tensor, Tensor]]], Tensor]:
+        """Inverse of `packed`: codes and token scales by side and class, and rows [..., heads, t]."""
         rule, lead = self.rule, data.shape[:-1]
         rows = torch.zeros(*lead, self.heads, rule.tile, dtype=torch.int64, device=data.device)
         shape = (*lead, rule.tile, self.heads, self.size)
@@ -129,9 +129,7 @@ class RecordTiles:
                     alpha[side][..., part, head] = unpack_scales(scales)
                     codes[side][..., part, head, :] = _unpacked(record, found, side, self.size).flatten(-3, -2)
             _fill(rows[..., head, :], missing)
-        classes = torch.zeros_like(rows).scatter_(-1, rows, rule.class_of_rank(data.device).expand_as(rows))
-        latents = {side: self.sides[side].decoded(self._by_class(codes[side], alpha[side]), rows) for side in SIDES}
-        return latents, classes[..., : rule.orders(self.heads), :]
+        return {side: self._by_class(codes[side], alpha[side]) for side in SIDES}, rows
 
     def bytes_by_cause(self, packed: TileBytes) -> TileBytes:
         """Of one tile, by cause: codes as in ``packed`` tiles, the rest as records hold it."""
@@ -153,47 +151,19 @@ def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, T
     """Records [..., blocks, nbytes] of places [..., q] and, by side, codes [..., q, E] and scales [..., q]."""
     blocks = [torch.unflatten(places, -1, (-1, ROWS))]
     blocks += [torch.unflatten(pack_scales(coded[side][1]), -1, (-1, ROWS)) for side in SIDES]
-    lanes = {
-        side: arranged(torch.unflatten(coded[side][0], -2, (-1, ROWS)), record.steps[side].entities, side)
-        for side in SIDES
-        if record.steps[side].entities
-    }
-    for bits in (4, 2, 1):
-        for side in SIDES:
-            parts = [part for part in record.parts[side] if part.bits == bits]
-            if parts:
-                chosen = lanes[side][..., [part.entity for part in parts], :, :, :]
-                shift = torch.tensor([part.shift for part in parts], device=chosen.device)
-                fields = (chosen >> shift[:, None, None, None]) & (2**bits - 1)
-                words = (fields << _field_places(bits, chosen.device)).sum((-1, -2))
-                # what is beyond the sign bit of a word wraps around
-                blocks.append(words.to(_WORDS[bits]).contiguous().flatten(-2).view(torch.uint8))
-    whole = torch.cat(blocks, -1)
-    return torch.nn.functional.pad(whole, (0, record.nbytes - whole.shape[-1]))
+    for side in SIDES:
+        codes = torch.unflatten(coded[side][0], -2, (-1, ROWS))
+        blocks += [digits.pack(codes) for digits in record.digits[side] if digits.count]
+    return torch.cat(blocks, -1)
 
 
 def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
     """Codes [..., blocks, 16, E] of one side of records [..., blocks, nbytes]."""
-    entities = record.steps[side].entities
-    lanes = torch.zeros(*data.shape[:-1], len(entities), lanes_of(side), 2, 4, dtype=torch.int64, device=data.device)
-    for bits in (4, 2, 1):
-        parts = [part for part in record.parts[side] if part.bits == bits]
-        if parts:
-            stop = parts[-1].at + lanes_of(side) * bits
-            words = data[..., parts[0].at : stop].contiguous().view(_WORDS[bits]).to(torch.int64)
-            words = torch.unflatten(words, -1, (len(parts), lanes_of(side)))[..., None, None]
-            fields = (words >> _field_places(bits, data.device)) & (2**bits - 1)
-            for index, part in enumerate(parts):
-                lanes[..., part.entity, :, :, :] += fields[..., index, :, :, :] << part.shift
-    if not entities:
-        return torch.zeros(*data.shape[:-1], ROWS, size, dtype=torch.int64, device=data.device)
-    return restored(lanes, entities, side, size)
-
-
-def _field_places(bits: int, device: torch.device) -> Tensor:
-    """The bit of a lane's word at which row r and column i of a part lie: [2, 4]."""
-    row, column = torch.arange(2, device=device)[:, None], torch.arange(4, device=device)
-    return {4: 16 * row + 4 * column, 2: 2 * row + 4 * column, 1: 4 * row + column}[bits]
+    codes = torch.zeros(*data.shape[:-1], ROWS, size, dtype=torch.int64, device=data.device)
+    for digits, start in zip(record.digits[side], record.starts[side], strict=True):
+        if digits.count:
+            codes += digits.unpack(data[..., start : start + digits.nbytes], size)
+    return codes
 
 
 def _fill(rows: Tensor, missing: list[slice]) -> None:

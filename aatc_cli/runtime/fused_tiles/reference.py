@@ -11,6 +11,8 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.transform import decode
 from aatc_cli.models.adapter import rebias
+from aatc_cli.runtime.fused_tiles.records import RecordTiles
+from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 
@@ -34,24 +36,31 @@ class TileQuery:
     lags: tuple[int, int]
 
 
-def decode_attention(layer: TileLayer, data: list[Tensor], given: TileQuery) -> tuple[Tensor, Tensor]:
+def decode_attention(
+    layer: TileLayer, data: list[Tensor], given: TileQuery, tables: TileTables | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention [B, Hq, D] and what exact tokens receive of it [B, H, slots], in float64.
 
-    data: the tiles [n, tile_bytes] of every sequence, in order.
+    data: the tiles [n, tile_bytes] of every sequence, in order. With ``tables``, of dimensions that lie as pairs, keys
+    are read by the rows that their matrices hold, which are rounded.
     """
     out, received = [], []
     for row in range(given.query.shape[0]):
-        attended, paid = _one(layer, data[row], given, row)
+        attended, paid = _one(layer, data[row], given, row, tables)
         out.append(attended)
         received.append(paid)
     return torch.stack(out), torch.stack(received)
 
 
-def _one(layer: TileLayer, data: Tensor, given: TileQuery, row: int) -> tuple[Tensor, Tensor]:
+def _one(
+    layer: TileLayer, data: Tensor, given: TileQuery, row: int, tables: TileTables | None
+) -> tuple[Tensor, Tensor]:
     heads, total, packed = layer.heads, int(given.tokens[row]), 64 * int(given.tiles[row])
     slots = given.keys.shape[1]
     near, place = exact_places(total, packed, given.sinks, slots, given.query.device)
     far_keys, far_values, dropped = _decoded(layer, data[: packed // 64])
+    if tables is not None and packed:
+        far_keys = _keys_as_read(layer, data[: packed // 64], tables)
     keys = torch.cat((far_keys, _by_head(given.keys[row, place], heads)), 1)
     values = torch.cat((far_values, _by_head(given.values[row, place], heads)), 1)
     index = torch.cat((given.sinks + torch.arange(packed, device=near.device), near))
@@ -84,6 +93,27 @@ def _decoded(layer: TileLayer, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if layer.dropped is not None:
         gone = layer.dropped[by_head, torch.arange(layer.heads, device=by_head.device)[:, None]]
     return found["k"], found["v"], gone
+
+
+def _keys_as_read(layer: TileLayer, data: Tensor, tables: TileTables) -> Tensor:
+    """Keys before RoPE [H, n, D] of tiles by the rows of ``tables``."""
+    held = layer.held
+    assert isinstance(held, RecordTiles)
+    coded, rows = held.coded(data)
+    found = torch.zeros(held.heads, data.shape[0], layer.rule.tile, held.size, dtype=torch.float64, device=data.device)
+    for head in range(held.heads):
+        start = 0
+        for k, quota in enumerate(layer.rule.quotas):
+            codes, alpha = coded["k"][k]
+            digits = [part.middled(codes[..., head, :]) for part in held.records[head][k].digits["k"]]
+            keys = torch.cat(digits, -1) @ tables.key_rows[head * layer.rule.classes + k].to(found)
+            place = rows[:, head, start : start + quota, None].expand(-1, -1, held.size)
+            found[head].scatter_(1, place, alpha[..., head, None].to(torch.float64) * keys)
+            start += quota
+    offset = layer.codecs["k"].codec.offset(layer.biases["k"])
+    if offset is not None:
+        found += offset.to(found).view(held.heads, 1, 1, held.size)
+    return found.flatten(1, 2)
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from aatc_cli.config import Window
 from aatc_cli.runtime.fused_tiles.buffers import PooledTiles, SlotRows, SlotSums
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.kernels.angles import TileTurns
+from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
@@ -111,9 +111,8 @@ class FusedTilesShared:
             form.window.sinks,
             capacity,
             tables.tile_bytes,
-            tables.key_steps,
-            tables.value_steps,
-            tables.levels.numel(),
+            fast_lots(form.frequencies),
+            tables.steps,
             tables.stage_bytes,
             tables.biased,
             rule.lags(form.window.recent),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,30 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-# shared memory of a multiprocessor that programs may have together, a little less than there is
-_SHARED = 226_000
-_SHARED_OF_PROGRAM = 232_000
+# shared memory of a multiprocessor, and what every program takes of it besides
+_SHARED, _SHARED_BESIDE = 233_472, 1_024
+_SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
+# what starting and ending a program costs, in tiles of eight warps
+_START = 24
+# tiles of a program at most: sequences may be of several lengths
+_MOST_TILES = 512
+# tiles that share a turned query, and those of a warp that are under way
+_SPAN, _MOST_PLACES = 2, 4
+
+
+@dataclass(frozen=True)
+class TileSteps:
+    """Most steps of 32 digits of any class, of 4, 2 and 1 bits: of keys and of values."""
+
+    keys: tuple[int, int, int]
+    values: tuple[int, int, int]
+
+    @property
+    def matrix(self) -> int:
+        """Steps of the matrix of keys: rows of four bits are sums of two."""
+        return self.keys[0] + sum(self.keys)
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,8 @@ class TileShape:
     """What a launch is made for; lengths on the device may be anything up to ``max_tiles``.
 
     group: query heads of a kv head; classes of a kv head; lags: first and last distance of queries that count for what
-    tokens receive; steps of keys and values, bytes of levels and of a class's records in a tile as of the tables.
+    tokens receive; fast: lots of pairs that turn far (`angles.fast_lots`); steps, and bytes of a class's records in a
+    tile, as of the tables.
     """
 
     batch: int
@@ -38,9 +59,8 @@ class TileShape:
     sinks: int
     max_tiles: int
     tile_bytes: int
-    key_steps: int
-    value_steps: int
-    level_bytes: int
+    fast: int
+    steps: TileSteps
     stage_bytes: int
     biased: bool
     lags: tuple[int, int]
@@ -48,13 +68,18 @@ class TileShape:
 
     @property
     def warps(self) -> int:
-        """Warps of a program: eight share its tables where shared memory allows, four of them multiply together."""
-        return 8 if self._walk_bytes(8, 2) <= _SHARED else 4
+        """Warps of a program: four of them multiply together, all share its tables."""
+        return self._launch[0]
+
+    @property
+    def programs(self) -> int:
+        """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
+        return self._launch[1]
 
     @property
     def places(self) -> int:
         """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
-        return 2 if self._walk_bytes(self.warps, 2) <= _SHARED else 1
+        return self._launch[2]
 
     @property
     def threads(self) -> int:
@@ -62,21 +87,38 @@ class TileShape:
         return 32 * self.warps
 
     @property
-    def programs(self) -> int:
-        """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
-        heads, lots = -(-self.group // 8), self.dim // 16
-        # sums of keys, their codes, sums of values, queries, and what else there is
-        registers = 4 * (lots + self.key_steps + heads * self.value_steps) + 2 * heads * lots + 32
-        wanted = 3 if registers <= 104 else 2 if registers <= 160 else 1
-        return max(1, min(wanted, _SHARED // self._walk_bytes(self.warps, self.places)))
+    def sets(self) -> int:
+        """Sums of values of a step that are kept apart: two blocks share them where queries leave columns free."""
+        return 1 if self.group <= 4 else 2 * -(-self.group // 8)
+
+    @cached_property
+    def _launch(self) -> tuple[int, int, int]:
+        """Warps of a program, programs and places: as many warps as there are registers and shared memory for."""
+        lots = self.dim // 16
+        # sums of keys and of values, two operands, turned queries, and what else there is
+        registers = 4 * lots + 4 * self.sets * sum(self.steps.values) + 8 + (2 * lots if self.group <= 4 else 0) + 40
+        most = 16 if registers <= 144 else 12 if registers <= 190 else 8
+        for warps, programs, places in ((8, 2, 2), (16, 1, 2), (12, 1, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1)):
+            room = _SHARED // programs - _SHARED_BESIDE
+            if warps * programs <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= room:
+                return warps, programs, places
+        return 4, 1, 1
 
     def chunk(self, processors: int) -> int:
-        """Tiles of a program: few enough that programs fill the device some times over, at least two rounds."""
-        heads = self.batch * self.kv_heads * self.classes
-        wanted = max(1, -(-4 * processors * self.programs // heads))
+        """Tiles of a program: such that rounds of programs over the device are done soonest.
+
+        A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
+        """
+        heads, once = self.batch * self.kv_heads * self.classes, _SPAN * self.warps
+        room = processors * self.programs
+
+        def cost(chunk: int) -> int:
+            return -(-heads * -(-self.max_tiles // chunk) // room) * (chunk + _START)
+
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        each = max(-(-self.max_tiles // wanted), 2 * self.warps, least)
-        return -(-each // self.warps) * self.warps
+        most = max(least, min(self.max_tiles, _MOST_TILES))
+        choices = range(-(-least // once) * once or once, most + once, once)
+        return min(choices, key=lambda chunk: (cost(chunk), -chunk))
 
     @property
     def exact(self) -> int:
@@ -85,8 +127,7 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        heads, walk = -(-self.group // 8), self._walk_bytes(self.warps, self.places)
-        merge = self.warps * (self.group * self.dim + heads * 16) * 4
+        walk, merge = self._walk_bytes(self.warps, self.places), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
@@ -94,10 +135,16 @@ class TileShape:
 
     def _walk_bytes(self, warps: int, places: int) -> int:
         """Shared bytes of a program that walks tiles."""
-        heads, lots = -(-self.group // 8), self.dim // 16
-        walk = self.key_steps * (self.dim * 32 + 64 + 256) + 64 * (lots * 4 + 1) * 8 + heads * lots * 256
-        walk += self.value_steps * (128 + 256) + self.level_bytes + self.dim * 2 + (2 * warps + 2) * 8
-        return walk + places * warps * (self.stage_bytes + lots * 32)
+        tiles, lots = -(-self.group // 4), self.dim // 16
+        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
+        walk += 64 + 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
+        walk += warps * tiles * lots * 256 if tiles > 1 else 0
+        # words of digits that are not there are read too
+        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + 256
+
+    def _merge_bytes(self, warps: int) -> int:
+        """Shared bytes of what the warps of a program have summed."""
+        return warps * self.group * (32 * sum(self.steps.values) + 3) * 4
 
     def defines(self, element: int) -> tuple[tuple[str, int], ...]:
         """What the kernel is compiled with for tensors of this element type."""
@@ -106,8 +153,9 @@ class TileShape:
             ("G", self.group),
             ("NW", self.warps),
             ("PLACES", self.places),
-            ("KS", self.key_steps),
-            ("VS", self.value_steps),
+            ("FAST", self.fast),
+            *zip(("K4", "K2", "K1"), self.steps.keys, strict=True),
+            *zip(("V4", "V2", "V1"), self.steps.values, strict=True),
             ("QTYPE", element),
             ("BIAS", int(self.biased)),
             ("CTAS", self.programs),
@@ -125,7 +173,6 @@ class TileShape:
             self.slots - self.sinks,
             self.tile_bytes,
             self.max_tiles,
-            self.level_bytes,
             self.stage_bytes,
             *self.lags,
         )
@@ -186,9 +233,8 @@ class TileCall:
     def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a launch in the order of the kernel's signature."""
         t, turns = self.tables, self.turns
-        wide, lanes = (t.key_descriptors, t.value_descriptors), (t.key_lanes, t.value_lanes)
-        static = t.classes, *wide, *lanes, t.levels, t.matrices, t.channels, t.pair_scale
-        angles = turns.place_turns, turns.start_turns, turns.start_angles, turns.place_angles
+        static = t.classes, t.matrices, t.starts, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
+        angles = turns.place_turns, turns.start_turns, turns.slopes, turns.start_angles, turns.place_angles
         lengths = self.counters.tokens, self.counters.tiles
         buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores
         return (

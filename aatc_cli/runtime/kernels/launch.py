@@ -49,8 +49,8 @@ def source_text(source: str, defines: Mapping[str, int]) -> str:
         if match[1] == "wgmma.cuh":
             slow = -(-defines["G"] // 4) if defines["JF"] < defines["D"] // 16 else 0
             return wgmma_source(defines["JF"] + slow)
-        if match[1] == "wgmma16.cuh":
-            return wgmma_source(defines["D"] // 16, half=True)
+        if match[1] == "wgmma_whole.cuh":
+            return wgmma_source(defines["D"] // 16)
         return (_FOLDER / match[1]).read_text(encoding="utf-8")
 
     return re.sub(r'^#include "(.+)"$', header, (_FOLDER / source).read_text(encoding="utf-8"), flags=re.MULTILINE)

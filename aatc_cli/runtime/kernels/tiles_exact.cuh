@@ -1,12 +1,12 @@
 // Sinks and window of one sequence and head, exact and in float32: a share of them makes one partial result, in model space.
 
 struct Shape {
-  int heads, classes, chunk, exact, slots, sinks, ring, tile_bytes, max_tiles, level_bytes, stage_bytes, first_lag, last_lag;
+  int heads, classes, chunk, exact, slots, sinks, ring, tile_bytes, max_tiles, stage_bytes, first_lag, last_lag;
   float scaling;  // softmax scale * log2(e)
 };
 #define TILE_ARGUMENTS int heads, int classes_of_head, int chunk, int exact, int slots, int sinks, int ring, int tile_bytes, int max_tiles, \
-                       int level_bytes, int stage_bytes, int first_lag, int last_lag, float scaling
-#define TILE_SHAPE const Shape s = {heads, classes_of_head, chunk, exact, slots, sinks, ring, tile_bytes, max_tiles, level_bytes, stage_bytes, \
+                       int stage_bytes, int first_lag, int last_lag, float scaling
+#define TILE_SHAPE const Shape s = {heads, classes_of_head, chunk, exact, slots, sinks, ring, tile_bytes, max_tiles, stage_bytes, \
                                     first_lag, last_lag, scaling}
 
 // exact tokens of a sequence: the sinks, then those behind the packed ones

@@ -6,50 +6,54 @@ __device__ __forceinline__ void empty_part(const Shape& s, int place, float* sta
   for (int g = threadIdx.x; g < G; g += THREADS) { stat[(out + g) * 2] = FLOOR; stat[(out + g) * 2 + 1] = 0.f; }
 }
 
-// latents summed by the warps of this program, by channel: to part and stat
-__device__ __forceinline__ void merge_warps(const Shape& s, const float (&o)[HT][VS > 0 ? VS : 1][4], const float (&reference)[HT][2],
-                                            float (&weight)[HT][2], const int* channels, int steps, u8* smem, float* part, float* stat, int place) {
+// sums of the warps of this program, put together by channel: to part and stat. A channel has up to four digits, each in a slot that counts for
+// its weight, and its offset
+__device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4* digit_slots, const float4* digit_weights, const float* offsets,
+                                            u8* smem, float* part, float* stat, int place) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int ht = 0; ht < HT; ht++)
+  for (int qt = 0; qt < QT; qt++)
 #pragma unroll
-    for (int e = 0; e < 2; e++)
-#pragma unroll
-      for (int n = 4; n < 32; n <<= 1) weight[ht][e] += __shfl_xor_sync(~0u, weight[ht][e], n);
+    for (int n = 4; n < 32; n <<= 1) { x.weight[qt] += __shfl_xor_sync(~0u, x.weight[qt], n); x.mass[qt] += __shfl_xor_sync(~0u, x.mass[qt], n); }
   __syncthreads();
-  float* sums = (float*)smem;                 // [NW][G][D]
-  float* stats = sums + NW * G * D;           // [NW][8 HT][2]
-  for (int i = threadIdx.x; i < NW * G * D; i += THREADS) sums[i] = 0.f;
-  __syncthreads();
+  float* sums = (float*)smem;                 // [NW][G][SLOTS]
+  float* stats = sums + NW * G * SLOTS;       // [NW][G][3]
 #pragma unroll
-  for (int ht = 0; ht < HT; ht++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int head = 8 * ht + 2 * t + e;
-      if (head >= G) continue;
-      if (g == 0) { stats[(warp * 8 * HT + head) * 2] = reference[ht][e]; stats[(warp * 8 * HT + head) * 2 + 1] = weight[ht][e]; }
-#pragma unroll
-      for (int i = 0; i < VS; i++) {
-        if (i >= steps) break;
-        const int lower = channels[16 * i + g], upper = channels[16 * i + g + 8];
-        if (lower >= 0) sums[(warp * G + head) * D + lower] = o[ht][i][e];
-        if (upper >= 0) sums[(warp * G + head) * D + upper] = o[ht][i][2 + e];
-      }
+  for (int qt = 0; qt < QT; qt++) {
+    const int head = 4 * qt + t;
+    if (head >= G) continue;
+    if (g == 0) {
+      float* to = stats + (warp * G + head) * 3;
+      to[0] = x.reference[qt]; to[1] = x.weight[qt]; to[2] = x.mass[qt];
     }
+    float* to = sums + (warp * G + head) * SLOTS + g;
+#pragma unroll
+    for (int i = 0; i < VS; i++)
+#pragma unroll
+      for (int block = 0; block < 2; block++) {
+        const float* o = x.o[i][PAIRED ? 0 : qt / 2 * 2 + block];
+        const int column = PAIRED ? block : qt % 2;
+        to[32 * i + 16 * block] = o[column]; to[32 * i + 16 * block + 8] = o[2 + column];
+      }
+  }
   __syncthreads();
   const long long out = ((long long)(blockIdx.x * s.heads + blockIdx.y) * gridDim.z + place) * G;
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
-    const int head = i / D;
-    float top = FLOOR, total = 0.f, sum = 0.f;
+    const int head = i / D, channel = i % D;
+    const int4 at = digit_slots[channel];
+    const float4 of = digit_weights[channel];
+    float top = FLOOR, total = 0.f, sum = 0.f, mass = 0.f;
 #pragma unroll
-    for (int w = 0; w < NW; w++) top = fmaxf(top, stats[(w * 8 * HT + head) * 2]);
+    for (int w = 0; w < NW; w++) top = fmaxf(top, stats[(w * G + head) * 3]);
 #pragma unroll
     for (int w = 0; w < NW; w++) {
-      const float f = ex2(stats[(w * 8 * HT + head) * 2] - top);
-      total += f * sums[w * G * D + i]; sum += f * stats[(w * 8 * HT + head) * 2 + 1];
+      const float *from = stats + (w * G + head) * 3, *o = sums + (w * G + head) * SLOTS;
+      const float f = ex2(from[0] - top);
+      if (VS > 0) total += f * (of.x * o[at.x] + of.y * o[at.y] + of.z * o[at.z] + of.w * o[at.w]);
+      sum += f * from[1]; mass += f * from[2];
     }
-    part[out * D + i] = total;
-    if (i % D == 0) { stat[(out + head) * 2] = top; stat[(out + head) * 2 + 1] = sum; }
+    part[out * D + i] = total - offsets[channel] * mass;
+    if (channel == 0) { stat[(out + head) * 2] = top; stat[(out + head) * 2 + 1] = sum; }
   }
 }
 

@@ -25,16 +25,14 @@ __device__ __forceinline__ unsigned long long descriptor_of(u32 at) {
 """
 
 
-def wgmma_source(lots: int, half: bool = False) -> str:
-    """CUDA of ``wgmma``: d [16 rows a warp, 16 ``lots`` columns], float16, (+)= a ``matrix``.
+def wgmma_source(lots: int) -> str:
+    """CUDA of ``wgmma``: d [16 rows a warp, 16 ``lots`` columns], float16, (+)= a [16 rows, 32] ``matrix``, both e4m3.
 
-    a has 32 columns of e4m3 numbers, or with ``half`` 16 of float16 ones, and the matrix as many rows; ADD 0 starts the
-    sums at zero.
+    ADD 0 starts the sums at zero.
     """
     count = 4 * lots
     sums = ", ".join(f"%{i}" for i in range(count))
     codes = ", ".join(f"%{count + i}" for i in range(4))
-    shape, flags = ("k16.f16.f16.f16", "p, 1, 1, 0") if half else ("k32.f16.e4m3.e4m3", "p, 1, 1")
     lines = [
         "template <int ADD> __device__ __forceinline__ void wgmma"
         f"(u32 (&d)[{count}], const u32 (&a)[4], unsigned long long matrix) {{"
@@ -44,8 +42,8 @@ def wgmma_source(lots: int, half: bool = False) -> str:
         lines.append(
             f"  {'else' if add else 'if constexpr (!ADD)'} asm volatile("
             f'"{{.reg .pred p; setp.ne.u32 p, {add}, 0; '
-            f"wgmma.mma_async.sync.aligned.m64n{16 * lots}{shape} "
-            f'{{{sums}}}, {{{codes}}}, %{count + 4}, {flags};}}"\n'
+            f"wgmma.mma_async.sync.aligned.m64n{16 * lots}k32.f16.e4m3.e4m3 "
+            f'{{{sums}}}, {{{codes}}}, %{count + 4}, p, 1, 1;}}"\n'
             f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix));'
         )
     return _FIXED + "\n".join([*lines, "}", ""])

@@ -12,7 +12,7 @@ from torch import Tensor
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.kernels.angles import TileTurns
+from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileScratch, TileShape
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
@@ -112,9 +112,8 @@ class Decoding:
             form.window.sinks,
             columns,
             page,
-            tables.key_steps,
-            tables.value_steps,
-            tables.levels.numel(),
+            fast_lots(form.frequencies),
+            tables.steps,
             tables.stage_bytes,
             tables.biased,
             rule.lags(form.window.recent),

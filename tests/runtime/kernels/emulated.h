@@ -1,4 +1,4 @@
-// Enough of CUDA to run a kernel of one or two warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
+// Enough of CUDA to run a kernel of up to four warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
 // Programs run one after another. Half precision is _Float16; products add in float32 and, of warpgroups, round to half a step at a time.
 
 #include <ucontext.h>
@@ -27,6 +27,7 @@ struct uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct int4 { int x, y, z, w; };
 struct Dim { int x, y, z; };
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 
@@ -74,6 +75,8 @@ static bool __any_sync(u32, bool v) {
 static int atomicAdd(int* at, int v) { const int old = *at; *at += v; return old; }
 static float __ldcg(const float* at) { return *at; }
 
+static int lane_of() { return current % 32; }
+static bool is(int a, int b) { return a == b; }
 static float of_half(u32 bits) { unsigned short s = (unsigned short)bits; _Float16 h; memcpy(&h, &s, 2); return (float)h; }
 static u32 to_half(float f) { _Float16 h = (_Float16)f; unsigned short s; memcpy(&s, &h, 2); return s; }
 static float half_lo(u32 v) { return of_half(v & 0xFFFF); }
@@ -125,17 +128,25 @@ template <int N> static void keep(u32 (&)[N]) {}
 static void share_with_tensor_cores() {}
 static u32 address(const void* p) { return (u32)((const u8*)p - smem); }
 static unsigned long long descriptor_of(u32 at) { return at >> 4; }
+static float of_e4m3(u8 b) {
+  const int exponent = b >> 3 & 15, mantissa = b & 7;
+  if ((b & 127) == 127) { fprintf(stderr, "not a number\n"); abort(); }
+  const float size = exponent ? ldexpf(8.f + mantissa, exponent - 10) : ldexpf((float)mantissa, -9);
+  return b & 128 ? -size : size;
+}
+// d (+)= a matrix: 32 columns of 8-bit floats by as many rows; a lane shows rows g and g + 8, columns 4 t .. and 16 + 4 t ..
 template <int ADD, int N> static void wgmma(u32 (&d)[N], const u32 (&a)[4], unsigned long long matrix) {
   memcpy(mine(), a, sizeof a); __syncwarp();
   const int g = current % 32 / 4, t = current % 4;
+  float rows[2][32];
+  for (int r = 0; r < 2; r++)
+    for (int k = 0; k < 32; k++) rows[r][k] = of_e4m3(show(4 * g + k % 16 / 4)[r + k / 16 * 2] >> 8 * (k % 4) & 255u);
   for (int i = 0; i < N; i++) {
     float sum[2];
     for (int e = 0; e < 2; e++) {
       sum[e] = ADD ? of_half(d[i] >> 16 * e & 0xFFFFu) : 0.f;
-      for (int k = 0; k < 16; k++) {
-        const u8* b = smem + 16 * matrix + i / 2 * 256 + k / 8 * 128 + (2 * t + e) * 16 + k % 8 * 2;
-        sum[e] += left(g + i % 2 * 8, k) * of_half(b[0] | b[1] << 8);
-      }
+      const u8* b = smem + 16 * (matrix & 0x3FFF) + i / 2 * 256 + (2 * t + e) * 16;
+      for (int k = 0; k < 32; k++) if (rows[i % 2][k] != 0.f) sum[e] += rows[i % 2][k] * of_e4m3(b[k / 16 * 128 + k % 16]);
     }
     d[i] = pack2(sum[0], sum[1]);
   }

@@ -15,8 +15,8 @@ from aatc_cli.runtime.kernels import launch
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch, TileShape
 
 _SOURCES = Path(launch.__file__).parent
-_REPLACED = {"device.cuh", "wgmma16.cuh", "transfer_sm90.cuh"}
-_NUMBERS, _TENSORS = 13, 29
+_REPLACED = {"device.cuh", "wgmma_whole.cuh", "transfer_sm90.cuh"}
+_NUMBERS, _TENSORS = 12, 28
 _GIVEN = ", ".join([*(f"n[{i}]" for i in range(_NUMBERS)), "f", *(f"a[{i}]" for i in range(_TENSORS))])
 _ENTRY = f"""
 struct Any {{ void* p; template <class T> operator T*() const {{ return (T*)p; }} }};
@@ -57,7 +57,7 @@ def attend(folder: Path, shape: TileShape, chunk: int, call: TileCall) -> Tensor
     """What the kernel gives: [B, Hq, D]."""
     query = call.query
     parts = shape.parts(chunk)
-    assert shape.shared_bytes(parts) <= 232_000
+    assert shape.shared_bytes(parts) <= 232_448
     scratch = TileScratch.of(shape, parts, query.device)
     scratch.part.fill_(torch.nan)
     out = torch.full_like(query, torch.nan)

@@ -60,7 +60,7 @@ def codecs_of(order: Any) -> list[dict[str, TileCodec]]:
             variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
             widths = torch.randint(0, 4, (3, 128), generator=generator) + torch.arange(3)[:, None]
             codec = TransformCodec(
-                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
             )
             sides[side] = TileCodec(codec, widths, rule)
         found.append(sides)

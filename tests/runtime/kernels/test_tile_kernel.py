@@ -18,8 +18,8 @@ from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
-from aatc_cli.runtime.kernels.angles import TileTurns
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape
+from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape, TileSteps
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 SINKS, RING = 4, 128
@@ -42,7 +42,7 @@ def codecs_of(heads: int, dim: int, bits: float, rule: TileRule, dropped: bool =
         if dropped:
             widths[0, :dim] = 0
         codec = TransformCodec(
-            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "lloyd", scale_bits=8, restored=0.5
+            matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
         )
         if dropped:
             codec = replace(codec, centre=torch.randn(heads * dim, generator=generator, dtype=torch.float64))
@@ -102,7 +102,7 @@ class Case:
             dim**-0.5,
             rule.lags(RING),
         )
-        steps = tables.key_steps, tables.value_steps, tables.levels.numel(), tables.stage_bytes
+        steps = fast_lots(query.frequencies), tables.steps, tables.stage_bytes
         shape = TileShape(
             len(lengths),
             heads,
@@ -177,7 +177,7 @@ def test_the_kernel_is_its_twin(
 ) -> None:
     """Roundings to float16 are what differs: of levels, rows, sums, angles, queries and weights."""
     case = Case.of(heads, group, dim, lengths, bits, rule, odd, 1e4)
-    expected, paid = decode_attention(case.layer, case.data, case.query)
+    expected, paid = decode_attention(case.layer, case.data, case.query, case.tables)
     found, received = case.attended(emulated, 8)
     for row in range(len(lengths)):
         error = (found[row] - expected[row]).square().mean().sqrt() / expected[row].square().mean().sqrt()
@@ -192,15 +192,16 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
 
 
 def test_shared_memory_is_that_of_a_multiprocessor() -> None:
-    """Wide heads have room for one tile a warp, others for two and for several programs."""
+    """Few bits have room for two programs of eight warps, more for one of as many, wide heads for fewer warps."""
     seen = set()
-    for dim, steps, level_bytes, stage in (
-        (64, 5, 1520, 1312),
-        (128, 9, 1952, 2640),
-        (128, 9, 3104, 3200),
-        (256, 18, 4000, 6400),
+    for dim, group, steps, stage in (
+        (64, 4, TileSteps((1, 2, 2), (2, 2, 2)), 1312),
+        (128, 4, TileSteps((3, 3, 2), (3, 3, 4)), 2624),
+        (128, 4, TileSteps((4, 4, 4), (4, 4, 4)), 3184),
+        (128, 7, TileSteps((3, 3, 2), (3, 3, 4)), 2624),
+        (256, 4, TileSteps((5, 4, 2), (6, 6, 8)), 6400),
     ):
-        shape = TileShape(1, 1, 4, 3, dim, 132, 4, 64, 4096, steps, steps, level_bytes, stage, False, (32, 64), 1.0)
+        shape = TileShape(1, 1, group, 3, dim, 132, 4, 64, 4096, 4, steps, stage, False, (32, 64), 1.0)
         assert shape.programs * (shape.shared_bytes(100) + 1024) <= 233_472
-        seen.add((shape.warps, shape.places, shape.programs))
-    assert seen == {(8, 2, 3), (8, 2, 2), (8, 2, 1), (4, 1, 1)}
+        seen.add((shape.warps, shape.programs, shape.places))
+    assert seen == {(8, 2, 2), (16, 1, 2), (12, 1, 2), (4, 1, 2)}
