@@ -45,8 +45,12 @@ class CompiledLayer:
         self.place_of_runs = np.array([run.place for run in self.stream.runs], dtype=np.int64)
         self._runs = lru_cache(maxsize=8)(self._made_runs)
 
-    def latents(self, parsed: Parsed, tokens: int) -> Tensor:
-        """What is coded of the layer, [T, E] in units of their size, from its bytes."""
+    def unpacked(self, data: bytes, tokens: int) -> tuple[Tensor, Tensor]:
+        """What is coded of the layer, [T, E] in units of their size, and classes [orders, T], from its bytes."""
+        parsed = self.stream.parse(data, tokens)
+        return self._latents(parsed, tokens), parsed.classes
+
+    def _latents(self, parsed: Parsed, tokens: int) -> Tensor:
         runs, columns = self._runs(tokens // self.layer.rule.tile)
         out = np.zeros((tokens, self.products.columns.numel()), dtype=np.float32)
         sound = self.loops.decode(
