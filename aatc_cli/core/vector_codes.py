@@ -20,8 +20,8 @@ CODE_BITS = 8
 POINTS = 2**CODE_BITS
 _ROUNDS = 8
 _SEED = 0
-# distances in memory together
-_AT_ONCE = 2**25
+# distances in memory together: on a CPU as many as stay near it, on a GPU as many as fill it
+_NEAR, _AT_ONCE = 2**22, 2**25
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def nearest_points(rows: Tensor, points: Tensor) -> Tensor:
 def nearest(rows: Tensor, points: Tensor) -> Tensor:
     """Indices [S, N] of the points [S, P, n] nearest to rows [S, N, n]; the first of equals."""
     squares = points.square().sum(-1)[:, None, :]
-    step = max(_AT_ONCE // (points.shape[0] * points.shape[1]), 1)
+    together = _AT_ONCE if rows.is_cuda else _NEAR
+    step = max(together // (points.shape[0] * points.shape[1]), 1)
     parts = [torch.baddbmm(squares, part, points.mT, alpha=-2).argmin(-1) for part in torch.split(rows, step, 1)]
     return torch.cat(parts, 1)
 

@@ -159,6 +159,20 @@ def test_prefixes_go_through_bytes_of_it(
     assert 0 < kl[1] < 0.5 * kl[0]
 
 
+def test_aqua_kv_from_stats_to_divergence(
+    run: Run, tiny_llama: Path, corpus: Path, measured: Callable[..., Any]
+) -> None:
+    """A published predictor takes the same way: one layer below, keys before values, more bits less divergence."""
+    recipe = load_recipe("aqua-kv")
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    plans = allocate(run, recipe, [make_budget(bits=bits) for bits in (1.0, 3.0)])
+    assert all(check(plan) == [] for plan in plans)
+    given = {"length": 260, "limit": 1, "first": 200}
+    subjects = [Subject(recipe, plan) for plan in plans]
+    few, many = measured("kl", run, tiny_llama, subjects, text=[corpus], **given)
+    assert 0 < many.kl_mean < few.kl_mean < 5
+
+
 def test_no_live_cache_holds_it(plan: Plan) -> None:
     with pytest.raises(AatcError, match="no live cache holds it"):
         plan.codecs("cpu")
