@@ -21,7 +21,7 @@ from aatc_cli.models.loading import ModelSource, empty_model, identify, load_con
 from aatc_cli.models.rotary import config_frequencies
 from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order, require_even
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
-from aatc_cli.runtime.fused_tiles.spec import fused_layer
+from aatc_cli.runtime.fused_tiles.spec import fused_layer, with_tables
 from aatc_cli.runtime.stored.opening import biases_of
 
 _SEE = "see docs/serving.md"
@@ -94,4 +94,4 @@ def static_of(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> F
             placed[side] = None if bias is None else bias.to(device)
         layers.append(fused_layer(layer, pair, placed, None, like))
     frequencies = config_frequencies(prepared.model, geometry.head_dim).to(device)
-    return FusedTilesStatic(tuple(layers), prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)
+    return FusedTilesStatic(with_tables(layers), prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)
