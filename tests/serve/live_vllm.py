@@ -226,6 +226,28 @@ def shared(given: argparse.Namespace) -> None:
     say(hits_against_own_prompts=same(again, [generate(ids, given.steps) for ids in prompts]))
 
 
+def compiled(given: argparse.Namespace) -> None:
+    """Compile the kernels of a plan, several at once, for whoever comes next."""
+    from pathlib import Path
+
+    import torch
+
+    from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.models.loading import find_model
+    from aatc_cli.serve.vllm_backend import plans, start
+
+    prepared = plans.prepare_plan(Plan.open(Path(given.plan)), find_model(given.model))
+    for dtype in (torch.float32, torch.bfloat16):
+        config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(dtype=dtype, max_model_len=2048),
+            scheduler_config=types.SimpleNamespace(max_num_seqs=1),
+            cache_config=types.SimpleNamespace(enable_prefix_caching=False),
+        )
+        made = start.engine_for(prepared, config, torch.device("cuda", 0))
+        made.decoding.prepare(1, made.page_bytes, torch.zeros(1, 32, dtype=torch.int32, device="cuda"))
+        say(compiled=str(dtype))
+
+
 def geometry_folder(folder: str, layers: int) -> str:
     """A folder with the configuration of Llama 3.1 8B, of fewer layers if wanted, and no weights."""
     from transformers import LlamaConfig
@@ -386,7 +408,7 @@ def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("correct", "shared", "bench"))
+    parser.add_argument("what", choices=("compiled", "correct", "shared", "bench"))
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
@@ -410,7 +432,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
-    {"correct": correct, "shared": shared, "bench": bench}[given.what](given)
+    {"compiled": compiled, "correct": correct, "shared": shared, "bench": bench}[given.what](given)
 
 
 if __name__ == "__main__":
