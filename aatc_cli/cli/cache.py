@@ -13,7 +13,7 @@ from aatc_cli.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOpt
 from aatc_cli.cli.serve import serve
 
 if TYPE_CHECKING:
-    from aatc_cli.stages.storing.cache import Using
+    from aatc_cli.stages.storing.using import Using
 
 _Store = Annotated[
     Path, typer.Option("--store", envvar="AATC_STORE", parser=a_path, metavar="PATH", help="Folder of the store.")
@@ -41,7 +41,7 @@ def put(
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Read a text into a compressed cache and keep it.
+    """Read a text into a compressed cache and keep it; of a plan that predicts, its whole chunks of 256 tokens.
 
     Example: aatc cache put --plan run/plans/loss-aware-tiles-2 --model MODEL --file system-prompt.txt
     """
@@ -149,7 +149,7 @@ def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
     from aatc_cli.cli.choosing import find_source
-    from aatc_cli.stages.storing.cache import Using
+    from aatc_cli.stages.storing.using import Using
 
     source, _ = find_source(model, None)
     return Using(store, Plan.open(find_plan(plan)), source, device, dtype)

@@ -53,5 +53,7 @@ class AatcOffloadingSpec(_base.OffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: Any) -> Any:
         """What codes and decodes them, beside the model."""
         if self._worker is None:
-            self._worker = AatcWorker(self.codec, kv_caches, self.tokens_per_block[0], self.config.model.dtype)
+            self._worker = AatcWorker(
+                self.codec, kv_caches, self.tokens_per_block[0], self.config.model.dtype, self.config.kv_cache_layout
+            )
         return self._worker

@@ -24,6 +24,8 @@ from aatc_cli.serve.vllm_manager import AatcManager, ChunkSlots
 from aatc_cli.serve.vllm_transfers import ChunkTransfers, Places
 
 VERSIONS = ("0.23.",)
+# how the numbers of a block lie by the layout of the cache: of one layer, and of all layers in one tensor
+_LAYOUTS = {"NHD": ("KNHD", "LKNHD"), "HND": ("KHND", "HLKND")}
 
 _base: Any = import_module("vllm.v1.kv_offload.base")
 _worker: Any = import_module("vllm.v1.kv_offload.worker.worker")
@@ -108,8 +110,7 @@ class AatcOffloadingSpec(_base.OffloadingSpec):  # type: ignore[misc]
                 f"of layers over {vllm_config.parallel_config.world_size} workers",
                 "run one worker of a model without sliding or recurrent layers",
             )
-        with import_module("vllm.config").set_current_vllm_config(vllm_config):
-            _check_pages(groups[0].layer_names)
+        _check_order(groups[0].layer_names)
         self.codec = codec_of(settings_of(self.extra_config), self.gpu_block_size[0] * self.block_size_factor)
         # the chunk at position 0, with its exact sinks, is the largest
         size, room = self.codec.nbytes(0), self.extra_config.get("cpu_bytes_to_use")
@@ -129,17 +130,23 @@ class AatcOffloadingSpec(_base.OffloadingSpec):  # type: ignore[misc]
         """What codes and decodes them, beside the model: one that serves both ways."""
         if self.transfers is None:
             dtype = str(self.vllm_config.model_config.dtype).removeprefix("torch.")
-            self.transfers = ChunkTransfers(self.codec, kv_caches, self.gpu_block_size[0], dtype)
+            with import_module("vllm.config").set_current_vllm_config(self.vllm_config):
+                layout = import_module("vllm.v1.attention.backends.utils").get_kv_cache_layout()
+            self.transfers = ChunkTransfers(self.codec, kv_caches, self.gpu_block_size[0], dtype, _orders(layout))
         handler = Handler(self.transfers)
         yield _base.GPULoadStoreSpec, ChunkSlots, handler
         yield ChunkSlots, _base.GPULoadStoreSpec, handler
 
 
-def _check_pages(names: list[str]) -> None:
-    """Raise `AatcError` unless pages hold tokens one after another, of layers in their order."""
-    found: Any = import_module("vllm.v1.attention.backends.utils").get_kv_cache_layout()
-    if found != "NHD":
-        raise AatcError(f"the cache has the layout {found}", "serve with VLLM_KV_CACHE_LAYOUT=NHD")
+def _orders(layout: str) -> tuple[str, str]:
+    """How blocks lie in a layout of the cache; raises `AatcError` for one that is not known."""
+    if layout not in _LAYOUTS:
+        raise AatcError(f"the cache has the layout {layout}", f"serve with {' or '.join(_LAYOUTS)}")
+    return _LAYOUTS[layout]
+
+
+def _check_order(names: list[str]) -> None:
+    """Raise `AatcError` unless layers are in their order."""
     numbers = [int(match[1]) for name in names if (match := re.search(r"\.(\d+)\.", name))]
     if numbers != list(range(len(names))):
         raise AatcError("the layers of the cache are in no order that is known", "serve another model")

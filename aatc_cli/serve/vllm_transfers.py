@@ -45,17 +45,19 @@ class Places:
 class ChunkTransfers:
     """Chunks by slot. One thread codes and decodes, so that the model goes on; jobs are done in their order.
 
-    A block holds of every layer its keys, then its values, [2, tokens, H, D], in a tensor of its own, or those of all
-    layers lie behind one another in one. Raises `AatcError` for blocks of another size. What the codec does not take is
-    kept as it is.
+    orders: how the numbers of a block lie in a layer's own tensor, and in one of all layers: K keys and values, N
+    tokens, H heads, D numbers of a head, L layers; none where the engine has no such tensors. Raises `AatcError` for
+    blocks of another size. What the codec does not take is kept as it is.
     """
 
-    def __init__(self, codec: StoredCodec, kv_caches: Any, tokens_per_block: int, dtype: str) -> None:
+    def __init__(
+        self, codec: StoredCodec, kv_caches: Any, tokens_per_block: int, dtype: str, orders: tuple[str, str]
+    ) -> None:
         self.codec, self.block = codec, tokens_per_block
         if dtype not in _DTYPES:
             raise AatcError(f"a cache of {dtype} is not stored by this plugin", "serve with a cache of 16 bits")
         self.dtype = _DTYPES[dtype]
-        self.views = self._views(kv_caches)
+        self.views = self._views(kv_caches, orders)
         self.slots: dict[int, bytes | Pages] = {}
         self.jobs: dict[int, Future[bool]] = {}
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="aatc-vllm")
@@ -96,7 +98,8 @@ class ChunkTransfers:
             event = torch.cuda.current_stream(self.device).record_event()
 
         def run() -> bool:
-            with self._on_stream(event):
+            # blocks may have been made in that mode, in which alone they can then be written
+            with torch.inference_mode(), self._on_stream(event):
                 work()
             return True
 
@@ -152,23 +155,26 @@ class ChunkTransfers:
         for data, first, name in zip(kept, held.firsts, held.names, strict=True):
             yield self.codec.decode(data, first, self.dtype, name) if isinstance(data, bytes) else data
 
-    def _views(self, kv_caches: Any) -> list[Tensor]:
-        """Every layer's blocks as numbers [blocks, 2, tokens, H, D]."""
+    def _views(self, kv_caches: Any, orders: tuple[str, str]) -> list[Tensor]:
+        """Every layer's blocks as numbers [blocks, 2, tokens, H, D], however they lie."""
         [refs], g = kv_caches.group_data_refs, self.codec.geometry
         wanted = 2 * self.block * g.channels * self.dtype.itemsize
-        tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
-        sizes = {ref.page_size_bytes for ref in refs}
-        shape = (2, self.block, g.kv_heads, g.head_dim)
-        if len(refs) == 1 and g.layers > 1 and sizes == {wanted * g.layers}:
-            whole = tensors[0].view(torch.int8).flatten(1)[:, : wanted * g.layers].view(self.dtype)
-            return list(torch.unflatten(whole, 1, (g.layers, *shape)).unbind(1))
-        if len(refs) != g.layers or sizes != {wanted}:
+        found = {ref.page_size_bytes for ref in refs}
+        together = len(refs) == 1 and g.layers > 1 and found == {wanted * g.layers}
+        order = orders[1] if together else orders[0]
+        if not order or not (together or (len(refs) == g.layers and found == {wanted})):
             raise AatcError(
-                f"{len(refs)} layers with pages of {sorted(sizes)} bytes are not the plan's {g.layers} of {wanted}",
+                f"{len(refs)} layers with pages of {sorted(found)} bytes are not the plan's {g.layers} of {wanted}",
                 "serve the plan's model with one tensor of keys and values for every layer",
             )
-        flat = [tensor.view(torch.int8).flatten(1)[:, :wanted].view(self.dtype) for tensor in tensors]
-        return [torch.unflatten(layer, 1, shape) for layer in flat]
+        sizes = {"L": g.layers, "K": 2, "N": self.block, "H": g.kv_heads, "D": g.head_dim}
+        axes = [1 + order.index(axis) for axis in "LKNHD" if axis in order]
+        views = []
+        for ref in refs:
+            flat = kv_caches.tensors[ref.tensor_idx].tensor.view(torch.int8).flatten(1)
+            numbers = flat[:, : ref.page_size_bytes].view(self.dtype)
+            views.append(torch.unflatten(numbers, 1, [sizes[axis] for axis in order]).permute(0, *axes))
+        return list(views[0].unbind(1)) if together else views
 
     def _chunks(self, block_ids: Blocks) -> list[Blocks]:
         per_chunk = self.codec.tokens // self.block

@@ -6,8 +6,19 @@ from importlib import import_module
 from typing import Any
 
 from aatc_cli.console import say
+from aatc_cli.errors import AatcError
 from aatc_cli.runtime.stored.codec import StoredCodec
 from aatc_cli.serve.vllm_transfers import ChunkTransfers, Places
+
+# how the numbers of a block lie by the layout of the cache (L layers, B blocks, H heads, N tokens, C keys beside
+# values): of one layer, and of all layers in one tensor
+_LAYOUTS = {
+    "LBHNC": ("HNKD", ""),
+    "LBNHC": ("NHKD", ""),
+    "BLHNC": ("HNKD", "LHNKD"),
+    "BLNHC": ("NHKD", "LNHKD"),
+    "BHLNC": ("", "HLNKD"),
+}
 
 _base: Any = import_module("vllm.v1.kv_offload.base")
 
@@ -15,8 +26,12 @@ _base: Any = import_module("vllm.v1.kv_offload.base")
 class AatcWorker(_base.OffloadingWorker):  # type: ignore[misc]
     """What moves chunks, as 0.33 asks for it; raises as `ChunkTransfers`."""
 
-    def __init__(self, codec: StoredCodec, kv_caches: Any, tokens_per_block: int, dtype: str) -> None:
-        self.transfers = ChunkTransfers(codec, kv_caches, tokens_per_block, dtype)
+    def __init__(
+        self, codec: StoredCodec, kv_caches: Any, tokens_per_block: int, dtype: str, layout: str | None
+    ) -> None:
+        if layout not in _LAYOUTS:
+            raise AatcError(f"the cache has the layout {layout}", f"serve with one of {', '.join(_LAYOUTS)}")
+        self.transfers = ChunkTransfers(codec, kv_caches, tokens_per_block, dtype, _LAYOUTS[layout])
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Code whole chunks of blocks into their slots."""

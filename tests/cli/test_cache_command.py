@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -15,11 +16,13 @@ def run(tiny_llama, tmp_path_factory, corpus):
     patch = pytest.MonkeyPatch()
     folder = tmp_path_factory.mktemp("cache") / "run"
     at = ["--run", str(folder)]
-    collect = ["--samples", "4", "--fisher", "4", "--length", "256"]
+    collect = ["--samples", "4", "--fisher", "4", "--length", "256", "--below", "2"]
     for command in (
         ["collect", *at, "--model", str(tiny_llama), "--text", str(corpus), *collect],
         ["whiten", *at, "--recipe", "loss-aware-tiles"],
         ["allocate", *at, "--recipe", "loss-aware-tiles", "--budget", "3"],
+        ["whiten", *at, "--recipe", "stored-fixed"],
+        ["allocate", *at, "--recipe", "stored-fixed", "--budget", "2"],
     ):
         patch.setattr(sys, "argv", ["aatc", *command, "-q"])
         with pytest.raises(SystemExit) as stop:
@@ -67,6 +70,50 @@ def test_put_get_list_check_gc(aatc, asked, tmp_path, corpus):
     assert aatc("cache", "check", *store, "--repair").code == 0
     assert aatc("cache", "gc", *store, "--limit", "0", "--json").json["bytes"] == 0
     assert aatc("cache", "put", *asked, "--json").json["there"] is False
+
+
+def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, tiny_llama, tmp_path, corpus):
+    """A plan that predicts is kept in chunks. The same text through the codec by hand: the same tokens follow."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+    from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.models.adapter import attention_sites
+    from aatc_cli.runtime.stored.live import fill, pages_of
+    from aatc_cli.runtime.stored.opening import codec_for
+
+    words = corpus.read_text()[:600]
+    (tmp_path / "prompt.txt").write_text(words[:560])
+    asked[1] = str(run / "plans" / "stored-fixed-2")
+    first = aatc("cache", "put", *asked, "--json").json
+    assert (first["tokens"], first["there"]) == (512, False)
+    assert 0 < first["bytes"] <= first["new"] < first["uncompressed"]
+    assert aatc("cache", "put", *asked, "--json").json["there"]
+    (tmp_path / "prompt.txt").write_text(words)
+    got = aatc("cache", "get", *asked, "--new-tokens", "8", "--json").json
+    assert (got["stored"], got["tokens"]) == (512, 600)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_llama), AutoTokenizer.from_pretrained(tiny_llama)
+    ids, sites = tokenizer(words, return_tensors="pt")["input_ids"], attention_sites(model)
+    cache, again = DynamicCache(), DynamicCache()
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        codec = codec_for(Plan.open(run / "plans" / "stored-fixed-2"), model)
+        chunks = codec.encode_run(pages_of(cache, sites, 0, 512, torch.float16), 0)
+        fill(again, sites, codec.decode_run(chunks, 0, torch.float32), torch.float32)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=again, max_new_tokens=8, do_sample=False
+        )
+    assert got["text"] == tokenizer.decode(out[0, 600:])
+    # one damaged chunk ends the prefix before it; without any, nothing is read
+    found = sorted((tmp_path / "store" / "chunks").glob("*/??/*"))
+    assert len(found) == 2
+    data = bytearray(found[0].read_bytes())
+    data[-80] ^= 1
+    found[0].write_bytes(data)
+    assert "does not match" in aatc("cache", "check", "--store", str(tmp_path / "store")).out
+    less = aatc("cache", "get", *asked, "--new-tokens", "1", "--json")
+    assert less.code == 1 or less.json["stored"] == 256
+    (tmp_path / "prompt.txt").write_text(words[:200])
+    assert "no whole chunk" in aatc("cache", "put", *asked).err
 
 
 def test_a_store_that_is_none_and_a_text_that_is_none(aatc, asked, tmp_path):

@@ -339,6 +339,13 @@ def test_pages_that_are_no_chunk_are_refused(pages, positions, says):
         codec_of().encode(pages, positions)
 
 
+def test_a_plan_that_hides_tokens_is_refused():
+    """A live cache masks tokens of a class without bits; pages would show attention keys of zeros instead."""
+    with pytest.raises(AatcError, match="in 3 of 3 layers the plan leaves tokens out") as caught:
+        code_of(widths=((0, 0, 0), (2, 3, 4), (4, 5, 8)))
+    assert "lowest_bits" in (caught.value.hint or "")
+
+
 def test_attention_of_another_shape_is_refused():
     with pytest.raises(AatcError, match="attention received"):
         codec_of().encode(pages_of(), 0, torch.zeros(3, 2, 64))

@@ -65,7 +65,7 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
         "seed": 0,
         "disable_log_stats": True,
         "enable_prefix_caching": False,
-        "async_scheduling": False,
+        "async_scheduling": given.overlapped,
         "gpu_memory_utilization": given.memory,
     } | changes
     if given.graphs:
@@ -391,6 +391,7 @@ def main() -> None:
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--overlapped", action="store_true", help="schedule a step while the one before it runs")
     parser.add_argument("--sizes", type=int, nargs="*")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--alone", type=int, default=64)

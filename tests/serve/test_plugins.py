@@ -300,6 +300,7 @@ def test_the_tier_of_vllm_holds_chunks_by_the_plan_s_bytes(monkeypatch):
     config = space(
         groups=(space(tokens_per_block=16),), cache=space(blocks_per_chunk=4, tokens_per_hash=16),
         parallel=space(world_size=1), extra_config=extra, model=space(dtype="float16"), enable_kv_cache_events=False,
+        kv_cache_layout="LBHNC",
     )  # fmt: skip
     spec = module.AatcOffloadingSpec(config)
     assert spec.slots == 3
@@ -400,16 +401,16 @@ def plugin_23(monkeypatch):
     return importlib.import_module("aatc_cli.serve.vllm_0_23")
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_block(monkeypatch, together):
+@pytest.mark.parametrize(("together", "layout"), [(False, "NHD"), (True, "NHD"), (False, "HND"), (True, "HND")])
+def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_block(monkeypatch, together, layout):
     """Keys before RoPE: a wrong position would turn them wrongly, so what comes back tells that it was right."""
     module, space = plugin_23(monkeypatch), types.SimpleNamespace
     monkeypatch.setattr(module, "require_version", lambda *args: "")
     codec = replace(codec_of(), rotation=turning())
     monkeypatch.setattr(module, "codec_of", lambda settings, tokens: codec)
-    monkeypatch.setattr(module, "_check_pages", lambda names: None)
     config = space(set_current_vllm_config=lambda config: nullcontext())
     monkeypatch.setitem(sys.modules, "vllm.config", config)
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.utils", space(get_kv_cache_layout=lambda: layout))
     extra = {"block_size": 64, "cpu_bytes_to_use": 3 * codec.nbytes(0) + 5, "aatc": {"plan": "p", "model": "m"}}
     vllm_config = space(
         kv_transfer_config=space(kv_connector_extra_config=extra), model_config=space(dtype=torch.float16),
@@ -427,6 +428,15 @@ def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_b
         tensors=[space(tensor=each.view(torch.int8)) for each in tensors],
         group_data_refs=[[space(tensor_idx=i, page_size_bytes=2048 * (1 + together)) for i in range(2 - together)]],
     )
+    # keys of one size and values of another, which a view of another order would mix
+    wanted = {"k": 100 * torch.randn(2, 640, 2, 16).half(), "v": torch.randn(2, 640, 2, 16).half()}
+    logical = torch.stack([wanted[side].view(2, 40, 16, 2, 16) for side in SIDES], 2)  # layers, blocks, sides
+    order = {"NHD": (0, 1, 2, 3, 4, 5), "HND": (0, 1, 2, 4, 3, 5)}[layout]
+    if together:
+        order = {"NHD": (1, 0, 2, 3, 4, 5), "HND": (1, 4, 0, 2, 3, 5)}[layout]
+    physical = logical.permute(order).contiguous()
+    for index, each in enumerate(tensors):
+        each.copy_((physical if together else physical[index]).reshape(40, -1))
     [(source, target, handler), (again, blocks_type, same)] = spec.get_handlers(caches)
     assert (source, target, handler) == (blocks_type, again, same)
     manager, request = spec.get_manager(), None
@@ -456,6 +466,8 @@ def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_b
     for each, old in zip(tensors, before, strict=True):
         assert close(each[20:30], old[2:12])
         assert not bool(each[:20].any())
+    values = torch.stack([layer[20:30, 1].flatten(0, 1) for layer in spec.transfers.views])
+    assert close(values, wanted["v"][:, 32:192])
     # a key before its position: refused, and the engine stops
     handler.transfer_async(4, (manager.prepare_load([b"c"], request), blocks([1, 2, 3, 4], 0)))
     handler.wait({4})

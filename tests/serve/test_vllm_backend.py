@@ -140,6 +140,8 @@ def test_stand_ins_are_those_of_vllm(name):
     module = real(name)
     if module is None:
         pytest.skip(f"{name} cannot be imported here")
+    if not importlib.import_module("vllm").__version__.startswith(start.VERSIONS):
+        pytest.skip("this vLLM is refused by its version")
     for mine in STAND_INS[name]:
         theirs = getattr(module, mine.__name__)
         for method, function in vars(mine).items():
@@ -151,6 +153,21 @@ def test_stand_ins_are_those_of_vllm(name):
             found = getattr(found, "__func__", found)
             assert list(inspect.signature(found).parameters)[: len(names)] == names, method
         assert getattr(theirs, "__abstractmethods__", frozenset()) <= set(dir(mine))
+
+
+def test_classes_are_whole_over_any_vllm_that_is_there(monkeypatch):
+    """Also over a version that is refused: nothing abstract of it is missing."""
+    if real(BASE) is None:
+        pytest.skip(f"{BASE} cannot be imported here")
+    plain = types.ModuleType("aatc_cli.serve.vllm_backend.version_0_23")
+    plain.install = lambda backend: None
+    monkeypatch.setitem(sys.modules, plain.__name__, plain)
+    monkeypatch.setattr("aatc_cli.serve.vllm_backend.version_0_23", plain, raising=False)
+    monkeypatch.delitem(sys.modules, "aatc_cli.serve.vllm_backend.backend", raising=False)
+    found = importlib.import_module("aatc_cli.serve.vllm_backend.backend")
+    sys.modules.pop("aatc_cli.serve.vllm_backend.backend")
+    for made in (found.TileBackend, found.TileImpl, found.TileBuilder):
+        assert made.__abstractmethods__ == frozenset()
 
 
 @pytest.fixture

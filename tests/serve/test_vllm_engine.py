@@ -5,6 +5,10 @@ What it generates is compared with the fused cache under `generate`, one request
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +24,13 @@ from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.loading import empty_model, find_model, load_config, load_model
+from aatc_cli.runtime.kernels import keep_rows
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.opening import biases_of
 from aatc_cli.runtime.tiles.form import tiles_spec
 from aatc_cli.serve.vllm_backend.places import Places
 from aatc_cli.serve.vllm_backend.plans import Prepared
+from aatc_cli.serve.vllm_backend.rows import ExactSlots
 from aatc_cli.serve.vllm_backend.start import engine_for
 
 TILE, BLOCKS, LIMIT = 64, 40, 512
@@ -329,3 +335,55 @@ def test_what_a_chunk_pays_is_what_its_queries_pay():
     sums = scores.logsumexp(-1)
     sums[:, :230], query[:, :230] = torch.inf, 0.0
     torch.testing.assert_close(received_near(query[None], keys[None], sums[None], 0.3, lags)[0], wanted)
+
+
+PRELUDE = """
+#define __global__
+#define __device__
+#define __forceinline__ inline
+typedef float T;
+static struct { int x, y; } blockIdx, threadIdx;
+static float element(const void* p, long long e) { return ((const float*)p)[e]; }
+static void store(void* p, long long e, float v) { ((float*)p)[e] = v; }
+"""
+ENTRY = """
+extern "C" void run(int count, int heads, int keys, int values, void** t) {
+  for (blockIdx.x = 0; blockIdx.x < count; blockIdx.x++)
+    for (blockIdx.y = 0; blockIdx.y < heads; blockIdx.y++)
+      for (threadIdx.x = 0; threadIdx.x < D / 2; threadIdx.x++)
+        keep_rows(heads, keys, values, t[0], t[1], (float*)t[2], (float*)t[3], (long long*)t[4], (long long*)t[5],
+                  t[6], t[7], (float*)t[8]);
+}
+"""
+
+
+def test_the_kernel_of_rows_writes_what_torch_does(tmp_path):
+    """Its source as C++, thread after thread: none of them asks another."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a compiler of C++")
+    source = (Path(keep_rows.__file__).parent / "keep_rows.cu").read_text().replace('#include "device.cuh"', PRELUDE)
+    (tmp_path / "rows.cpp").write_text(source + ENTRY)
+    flags = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-DD=64", "-DQTYPE=2")
+    subprocess.run(["g++", *flags, "-o", tmp_path / "rows.so", tmp_path / "rows.cpp"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "rows.so"))
+
+    class Emulated:
+        def __call__(self, rows, back, places, kept):
+            tensors = (*rows, *back, *places, *kept)
+            pointers = (ctypes.c_void_p * 9)(*(tensor.data_ptr() for tensor in tensors))
+            library.run(rows[0].shape[0], rows[0].shape[1], rows[0].stride(0), rows[1].stride(0), pointers)
+
+    generator = torch.Generator().manual_seed(0)
+    made = [ExactSlots(2, 4, WINDOW, (2, 64), torch.empty(0)) for _ in range(2)]
+    for exact in made:
+        exact.received.fill_(1.0)
+    made[0].keeper = Emulated()
+    # keys and values as halves of one tensor, as projections leave them
+    both = torch.randn(3, 4, 64, generator=generator)
+    angle = torch.rand(3, 32, generator=generator).repeat(1, 2)
+    back = angle.cos() * 0.9, -angle.sin() * 0.9
+    places = made[0].places(torch.tensor([2, 140, 3]), torch.tensor([0, 3, 4]))
+    for exact in made:
+        exact.write(1, (both[:, :2], both[:, 2:]), back, places)
+    for name in ("keys", "values", "received"):
+        torch.testing.assert_close(getattr(made[0], name), getattr(made[1], name))

@@ -30,7 +30,8 @@ def served(request, tmp_path_factory, new_model):
     else:
         model = request.getfixturevalue("real_model_path")
     run = folder / "run"
-    options = ("--samples", "8", "--fisher", "8", "--length", "512", "--device", "cuda", "--dtype", "float32")
+    options = ("--text", "builtin:python-docs", "--samples", "8", "--fisher", "8", "--length", "512")
+    options += ("--device", "cuda", "--dtype", "float32")
     for command in (
         ("collect", *options, "--model", str(model)),
         ("whiten", "--recipe", "loss-aware-tiles"),

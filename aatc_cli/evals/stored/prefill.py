@@ -16,6 +16,7 @@ from aatc_cli.core.tile_rule import tile_lags
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
 from aatc_cli.models.compressed import cache_keyword
+from aatc_cli.runtime.stored.live import pages_of, replace_pages
 from aatc_cli.runtime.stored.pages import Pages
 
 
@@ -29,20 +30,11 @@ class Prefill:
 
     def pages(self, first: int, count: int, dtype: torch.dtype) -> Pages:
         """Pages of ``count`` tokens from ``first`` on, of the layers that are compressed."""
-        span = slice(first, first + count)
-        keys, values = (
-            torch.stack([getattr(self.cache.layers[site.place], name)[0, :, span] for site in self.sites])
-            for name in ("keys", "values")
-        )
-        return Pages(keys.transpose(1, 2).to(dtype), values.transpose(1, 2).to(dtype))
+        return pages_of(self.cache, self.sites, first, count, dtype)
 
     def with_pages(self, first: int, pages: Pages) -> None:
         """Put pages in the place of the tokens from ``first`` on."""
-        span = slice(first, first + pages.shape[1])
-        for index, site in enumerate(self.sites):
-            layer = self.cache.layers[site.place]
-            layer.keys[0, :, span] = pages.keys[index].transpose(0, 1).to(layer.keys)
-            layer.values[0, :, span] = pages.values[index].transpose(0, 1).to(layer.values)
+        replace_pages(self.cache, self.sites, first, pages)
 
     def copy(self) -> Prefill:
         """One that can be changed."""

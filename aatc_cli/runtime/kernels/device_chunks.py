@@ -88,24 +88,28 @@ def _store_turned(
     b_place,
     live,
     p_bias,
-    p_column,
     p_cos,
     p_sin,
     p_out,
     i_head,
     i_out,
     H: tl.constexpr,
-    TURN: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BESIDE: tl.constexpr,
     BIAS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Pairs [ROWS, H] with their bias, rotated by their places [ROWS], as numbers of ``out``."""
+    """Pairs [ROWS, H] with their bias, rotated by their places [ROWS], as numbers of ``out``.
+
+    Channels are found by arithmetic, so that the compiler sees which of them lie side by side.
+    """
     pair = tl.arange(0, H)
     if BIAS:
         b_low += tl.load(p_bias + i_head * 2 * H + pair)[None, :]
         b_high += tl.load(p_bias + i_head * 2 * H + H + pair)[None, :]
     b_first, b_second = b_low, b_high
-    if TURN:
+    if ROTARY > 0:
         i_angle = b_place[:, None] * (2 * H) + pair[None, :]
         mask = live[:, None]
         b_cos, b_sin = tl.load(p_cos + i_angle, mask=mask, other=0.0), tl.load(p_sin + i_angle, mask=mask, other=0.0)
@@ -115,10 +119,19 @@ def _store_turned(
         b_second = b_high * b_cos + b_low * b_sin
     b_first = tl.minimum(tl.maximum(b_first, -LARGEST), LARGEST).to(p_out.dtype.element_ty)
     b_second = tl.minimum(tl.maximum(b_second, -LARGEST), LARGEST).to(p_out.dtype.element_ty)
-    to = tl.load(p_column + pair)[None, :]
-    tl.store(p_out + i_out[:, None] + to, b_first, mask=live[:, None] & (to >= 0))
-    to = tl.load(p_column + H + pair)[None, :]
-    tl.store(p_out + i_out[:, None] + to, b_second, mask=live[:, None] & (to >= 0))
+    if BESIDE:
+        column = tl.arange(0, 2 * H)
+        b_both = tl.interleave(b_first, b_second)
+        mask = live[:, None] & (column < 2 * PAIRS)[None, :]
+        tl.store(p_out + i_out[:, None] + column[None, :], b_both, mask=mask)
+    else:
+        mask = live[:, None] & (pair < PAIRS)[None, :]
+        low, high = pair, pair + PAIRS
+        if ROTARY > 0 and ROTARY < 2 * PAIRS:
+            low = tl.where(pair < ROTARY // 2, pair, pair + ROTARY // 2)
+            high = tl.where(pair < ROTARY // 2, pair + ROTARY // 2, pair + PAIRS)
+        tl.store(p_out + i_out[:, None] + low[None, :], b_first, mask=mask)
+        tl.store(p_out + i_out[:, None] + high[None, :], b_second, mask=mask)
 
 
 @triton.jit
@@ -137,7 +150,6 @@ def decode_kernel(
     p_matrix,
     p_unit,
     p_bias,
-    p_column,
     p_cos,
     p_sin,
     p_out,
@@ -155,7 +167,8 @@ def decode_kernel(
     CLASS_BITS: tl.constexpr,
     BY_GROUP: tl.constexpr,
     SCALE_BITS: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BESIDE: tl.constexpr,
     BIAS: tl.constexpr,
     LARGEST: tl.constexpr,
     ROWS: tl.constexpr,
@@ -167,7 +180,8 @@ def decode_kernel(
     nbytes [L] of a tile. Tables of the class, E channels padded: slot_at, slot_how [L, groups, 4, E], level_at
     [L, groups, E], slots [L, groups, E / 32 + 1] (the last: blocks of 32 that have any), scale_at [L, groups]. matrix
     [L, groups, E, HEADS, 2, H], unit [L, groups]: what one of its products is worth; bias
-    [L, groups, HEADS, 2, H]; column [2 H] of a head; cos, sin [tokens, 2 H]; out [L, tokens, channels].
+    [L, groups, HEADS, 2, H]; cos, sin [tokens, 2 H]. ROTARY channels of a head turn, in pairs BESIDE
+    one another or half of that apart; out [L, tokens, channels].
     """
     i_rows, i_head, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_group = i_head // HEADS
@@ -199,14 +213,15 @@ def decode_kernel(
         b_place,
         live,
         p_bias,
-        p_column,
         p_cos,
         p_sin,
         p_out,
         i_part * HEADS + i_head % HEADS,
         i_out,
         H,
-        TURN,
+        D // 2,
+        ROTARY,
+        BESIDE,
         BIAS,
         LARGEST,
     )
@@ -274,7 +289,6 @@ def finish_kernel(
     p_rows,
     p_alpha,
     p_bias,
-    p_column,
     p_cos,
     p_sin,
     p_out,
@@ -284,7 +298,8 @@ def finish_kernel(
     D: tl.constexpr,
     H: tl.constexpr,
     HEADS: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BESIDE: tl.constexpr,
     BIAS: tl.constexpr,
     LARGEST: tl.constexpr,
     ROWS: tl.constexpr,
@@ -307,14 +322,15 @@ def finish_kernel(
         place,
         live,
         p_bias,
-        p_column,
         p_cos,
         p_sin,
         p_out,
         i_part * HEADS + i_head % HEADS,
         i_out,
         H,
-        TURN,
+        D // 2,
+        ROTARY,
+        BESIDE,
         BIAS,
         LARGEST,
     )

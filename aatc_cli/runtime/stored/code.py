@@ -63,11 +63,21 @@ class TileCode:
 
     @classmethod
     def of(cls, codecs: Sequence[Mapping[Side, object]], biases: Biases, heads: int) -> TileCode:
-        """Of the codecs of a plan; raises `AatcError` for a plan whose codes are no tiles."""
+        """Of the codecs of a plan; raises `AatcError` for a plan whose codes are no tiles, or that hides tokens.
+
+        A class without bits in a head is left out of that head's attention in a live cache, and pages cannot say so.
+        """
         made = []
         for layer, (pair, bias) in enumerate(zip(codecs, biases, strict=True)):
             tiled: dict[Side, TileCodec] = {side: _tiled(pair[side]) for side in SIDES}
             made.append(TileLayer(layer, tiled, bias, tiled["k"].rule, heads))
+        hiding = sum(layer.dropped is not None for layer in made)
+        if hiding:
+            raise AatcError(
+                f"in {hiding} of {len(made)} layers the plan leaves tokens out of a head's attention, which pages "
+                "cannot say",
+                "plan at more bits, with lowest_bits in the recipe, or by loss-aware-chunks",
+            )
         return cls(made)
 
     @property

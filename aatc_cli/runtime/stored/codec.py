@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from aatc_cli.runtime.stored.predicted_code import PredictedCode
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation, keys_off
 
 CHUNK = 256
+Found = TypeVar("Found")
 # of a chunk: whole tiles, at least one and at most four
 CHUNKS = (64, 128, 192, 256)
 # chunks, where the layers of each begin, positions of all tokens
@@ -159,10 +160,9 @@ class StoredCodec:
                 part[:, :sinks] = 0
             ranked[..., :sinks] = -torch.inf
         exact = memoryview(moved.exact(sinks))
-        coded = [memoryview(part.cpu().numpy().tobytes()) for part in self._coded(rows, ranked, first, count)]
-        layers, chunks = geometry.layers, []
-        for index in range(count):
-            parts = [exact if index == 0 else memoryview(b""), *coded[index * layers : (index + 1) * layers]]
+
+        def chunk(index: int, coded: Sequence[memoryview]) -> bytes:
+            parts = [exact if index == 0 else memoryview(b""), *coded]
             header = ChunkHeader(
                 self.plan,
                 self.model,
@@ -173,8 +173,10 @@ class StoredCodec:
                 CODES[pages.keys.dtype],
                 measured(parts),
             )
-            chunks.append(assemble(header, parts))
-        return chunks
+            return assemble(header, parts)
+
+        coded = self._coded(rows, ranked, first, count)
+        return _mapped(chunk, sum(len(part) for parts in coded for part in parts), range(count), coded)
 
     def _rows(self, pages: Pages, places: Tensor) -> dict[Side, Tensor]:
         """Rows of pages without rotation, which may be written to."""
@@ -184,17 +186,19 @@ class StoredCodec:
         alike = pages.keys.dtype == torch.float32 and self.scales is None
         return {side: part.clone() for side, part in rows.items()} if alike else rows
 
-    def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[Tensor]:
-        """Bytes of every chunk and layer, chunk by chunk; tiles are coded together and cut."""
+    def _coded(self, rows: Mapping[Side, Tensor], ranked: Tensor, first: int, count: int) -> list[list[memoryview]]:
+        """Bytes of the layers of every chunk; tiles are coded together and cut."""
         if self.code.by_tile:
             coder = self.code.encode if self.coder is None else self.coder
-            parts = [torch.chunk(part.cpu(), count) for part in coder(rows, ranked, first)]
-            return [part[index] for index in range(count) for part in parts]
-        found: list[Tensor] = []
+            layers: list[Any] = [part.cpu().view(count, -1).numpy() for part in coder(rows, ranked, first)]
+            return [[memoryview(layer[index]) for layer in layers] for index in range(count)]
+        found = []
         for index in range(count):
             span = slice(index * self.tokens, (index + 1) * self.tokens)
             mine = {side: part[:, span] for side, part in rows.items()}
-            found += self.code.encode(mine, ranked[..., span], first + index * self.tokens)
+            parts = self.code.encode(mine, ranked[..., span], first + index * self.tokens)
+            whole: list[Any] = [part.cpu().numpy() for part in parts]
+            found.append([memoryview(part) for part in whole])
         return found
 
     def decode(
@@ -222,7 +226,7 @@ class StoredCodec:
         views = [memoryview(data).cast("B") for data in chunks]
         firsts = [first + index * self.tokens for index in range(len(views))]
         asked = [None] * len(views) if names is None else list(names)
-        headers = list(_mapped(self.checked, views, firsts, asked))
+        headers = _mapped(self.checked, sum(map(len, views)), views, firsts, asked)
         starts = [header.starts for header in headers]
         places = torch.arange(first, first + len(views) * self.tokens, device=self.device)
         if self.fast is not None:
@@ -305,14 +309,15 @@ def _code_of(plan: Plan, biases: Biases, device: str) -> ChunkCode:
     return PredictedCode([layer["k"] for layer in codecs], biases, plan.geometry.kv_heads)
 
 
-def _mapped(
-    work: Callable[..., ChunkHeader], views: Sequence[memoryview], *more: Sequence[Any]
-) -> Iterable[ChunkHeader]:
-    """What ``work`` gives for every chunk; many at once, since checksums are taken without the interpreter's lock."""
-    if sum(map(len, views)) < _ALONE:
-        return map(work, views, *more)
+def _mapped(work: Callable[..., Found], nbytes: int, *arguments: Iterable[Any]) -> list[Found]:
+    """What ``work`` gives for every chunk; many at once where there is much to read.
+
+    Checksums are taken and bytes copied without the interpreter's lock.
+    """
+    if nbytes < _ALONE:
+        return list(map(work, *arguments))
     with ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as pool:
-        return list(pool.map(work, views, *more))
+        return list(pool.map(work, *arguments))
 
 
 def first_position(positions: Tensor | int, tokens: int) -> int:

@@ -94,7 +94,7 @@ class DeviceDecoder:
 
     def _angles(self, mine: SideOnDevice, places: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [n, 2 half] of first and second ones of pairs, one and zero for what is not turned."""
-        if not mine.turned:
+        if not mine.rotary:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device)
         cos, sin = (table.to(torch.float32) for table in self.rotation.full_tables(places.to(self.device)))
         index = mine.column.to(torch.int64)
@@ -120,7 +120,6 @@ class DeviceDecoder:
                 mine.matrix,
                 mine.unit,
                 mine.bias,
-                mine.column,
                 *angles,
                 out,
                 self.tokens // TILE,
@@ -169,7 +168,6 @@ class DeviceDecoder:
                 rows,
                 alpha,
                 mine.bias,
-                mine.column,
                 *angles,
                 out,
                 tokens,
@@ -198,7 +196,8 @@ class DeviceDecoder:
             "D": mine.dim,
             "H": mine.half,
             "HEADS": mine.heads,
-            "TURN": mine.turned,
+            "ROTARY": mine.rotary,
+            "BESIDE": mine.beside,
             "BIAS": mine.bias.numel() > 0,
             "LARGEST": torch.finfo(out.dtype).max,
         }

@@ -37,7 +37,7 @@ class DeviceEncoder:
         self.kernels: Any = import_module("aatc_cli.runtime.kernels.device_encode")
 
     def __call__(self, rows: Rows, received: Tensor, first: int) -> list[Tensor]:
-        """Tiles of every layer of rows [L, n, C] without rotation; received [L, orders, n] ranks tokens."""
+        """Tiles of every layer, in host memory, of rows [L, n, C]; received [L, orders, n] ranks their tokens."""
         layers, tokens, _ = rows["k"].shape
         tiles = tokens // TILE
         classes = self._classes(received, first)
@@ -52,7 +52,8 @@ class DeviceEncoder:
                 span = slice(low, min(low + step, layers))
                 latents = mine.latents(rows[side][span], span)
                 self._side(mine, latents, order[span], (begins, sizes, out), low)
-        parts = [out[starts[layer] : starts[layer + 1]] for layer in range(layers)]
+        held = torch.empty(out.shape, dtype=torch.uint8, pin_memory=out.is_cuda).copy_(out)
+        parts = [held[starts[layer] : starts[layer + 1]] for layer in range(layers)]
         if classes is not None:
             self._put_classes(parts, classes)
         return parts
@@ -74,7 +75,7 @@ class DeviceEncoder:
         """Write the classes at the head of the tiles of every layer."""
         masks = pack_classes(classes.transpose(1, 2), self.rule.classes)
         room = -masks.shape[-1] % ALIGNMENT
-        heads = torch.nn.functional.pad(masks, (0, room)).flatten(-2)
+        heads = torch.nn.functional.pad(masks, (0, room)).flatten(-2).cpu()
         for part, head, size in zip(parts, heads, self.nbytes, strict=True):
             part.view(-1, size)[:, : head.shape[-1]] = head
 

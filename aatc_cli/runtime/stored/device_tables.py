@@ -41,6 +41,7 @@ class SideOnDevice:
     """One side of all layers: groups of ``heads`` heads of ``dim`` channels, ``size`` padded to ``padded``.
 
     half: pairs of a head, padded. column [2 half]: the channel of a head of every first and second one of a pair.
+    rotary: channels of a head that turn; beside: whether pairs lie beside one another.
     """
 
     groups: int
@@ -49,7 +50,8 @@ class SideOnDevice:
     size: int
     padded: int
     half: int
-    turned: bool
+    rotary: int
+    beside: bool
     orders: int
     class_bits: int
     class_stride: int
@@ -69,7 +71,7 @@ class SideOnDevice:
         first, codecs = tables[0], [layer.codecs[side].codec for layer in layers]
         heads = layers[0].heads
         dim = first.groups * first.size // heads
-        column, turned = _columns(dim, rotation if side == "k" else None)
+        column, rotary, beside = _columns(dim, rotation if side == "k" else None)
         levels, starts = _level_table(tables, codecs)
         padded = -(-first.size // BLOCK) * BLOCK
         matrix, unit = _matrix(codecs, column, dim, padded)
@@ -87,7 +89,8 @@ class SideOnDevice:
             first.size,
             padded,
             column.size // 2,
-            turned,
+            rotary,
+            beside,
             first.orders,
             first.class_bits,
             first.class_stride,
@@ -114,19 +117,26 @@ def unit_sizes(codec: TransformCodec) -> NDArray[np.float32]:
     return found
 
 
-def _columns(dim: int, rotation: Rotation | None) -> tuple[NDArray[np.int32], bool]:
-    """Channels of a head as pairs that turn together, first ones and then second ones, padded by -1; if any turn."""
+def _columns(dim: int, rotation: Rotation | None) -> tuple[NDArray[np.int32], int, bool]:
+    """Channels of a head as pairs that turn together, first ones and then second ones, padded by -1.
+
+    With them how many channels turn, and whether pairs lie beside one another.
+    """
     style = "none" if rotation is None else rotation.style
     rotary = 0
     if rotation is not None and style != "none":
         rotary = rotation.full_tables(torch.zeros(1, dtype=torch.int64))[0].shape[1]
     turned, rest = np.arange(rotary), np.arange(rotary, dim)
-    low, high = (turned[0::2], turned[1::2]) if style == "interleaved" else np.split(turned, [rotary // 2])
-    low, high = np.concatenate([low, rest[: len(rest) // 2]]), np.concatenate([high, rest[len(rest) // 2 :]])
+    beside = style == "interleaved"
+    if beside:
+        low, high = np.arange(0, dim, 2), np.arange(1, dim, 2)
+    else:
+        low, high = np.split(turned, [rotary // 2])
+        low, high = np.concatenate([low, rest[: len(rest) // 2]]), np.concatenate([high, rest[len(rest) // 2 :]])
     half = max(1 << (max(len(low), len(high)) - 1).bit_length(), 16)
     column = np.full(2 * half, -1, dtype=np.int32)
     column[: len(low)], column[half : half + len(high)] = low, high
-    return column, rotary > 0
+    return column, rotary, beside
 
 
 def _level_table(

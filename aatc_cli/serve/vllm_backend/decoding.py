@@ -41,6 +41,8 @@ class Decoding:
         room = launch_size(exact.slots)
         self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
         self.compiled = form.layers[0].tables is not None
+        self.fast = fast_lots(form.frequencies)
+        self._ready: dict[tuple[int, int, int, int], TileDecoder] = {}
         self._turns: dict[int, TileTurns] = {}
         self._decoders: dict[TileShape, TileDecoder] = {}
         self._paged: dict[tuple[int, int], TileTables] = {}
@@ -53,8 +55,8 @@ class Decoding:
             shapes = [self._shape(layer, page, launch_size(batch), columns) for layer, page in enumerate(pages)]
             compile_shapes(shapes, self.form.dtype, self.form.frequencies.device)
             self._angles(columns)
-            for shape in shapes:
-                self._decoder(shape)
+            for layer, page in enumerate(pages):
+                self._decoder(layer, page, launch_size(batch), columns)
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
@@ -63,7 +65,7 @@ class Decoding:
             return
         count, page = query.shape[0], int(cache.shape[1])
         columns = blocks.stride(0)
-        decoder = self._decoder(self._shape(layer, page, launch_size(count), columns))
+        decoder = self._decoder(layer, page, launch_size(count), columns)
         if decoder.shape.batch > count:
             query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, decoder.shape.batch - count))
         tables, turns = self._tables(layer, page), self._angles(columns)
@@ -89,14 +91,17 @@ class Decoding:
             self._turns[columns] = TileTurns.of(self.form.frequencies, window.sinks, columns, window.recent)
         return self._turns[columns]
 
-    def _decoder(self, shape: TileShape) -> TileDecoder:
-        found = self._decoders.get(shape)
-        if found is None:
-            found = TileDecoder(shape, self.form.dtype, self.form.frequencies.device)
-            # layers follow one another, so they share what a launch leaves behind for its own last program
-            found.scratch = self._scratch.setdefault((shape.batch, found.parts), found.scratch)
-            self._decoders[shape] = found
-        return found
+    def _decoder(self, layer: int, page: int, batch: int, columns: int) -> TileDecoder:
+        ready = self._ready.get((layer, page, batch, columns))
+        if ready is None:
+            shape = self._shape(layer, page, batch, columns)
+            found = self._decoders.get(shape)
+            if found is None:
+                found = self._decoders[shape] = TileDecoder(shape, self.form.dtype, self.form.frequencies.device)
+                # layers follow one another, so they share what a launch leaves behind for its own last program
+                found.scratch = self._scratch.setdefault((batch, found.parts), found.scratch)
+            ready = self._ready[layer, page, batch, columns] = found
+        return ready
 
     def _shape(self, layer: int, page: int, batch: int, columns: int) -> TileShape:
         form, fused, tables = self.form, self.form.layers[layer], self.form.layers[layer].tables
@@ -112,7 +117,7 @@ class Decoding:
             form.window.sinks,
             columns,
             page,
-            fast_lots(form.frequencies),
+            self.fast,
             tables.steps,
             tables.stage_bytes,
             tables.biased,

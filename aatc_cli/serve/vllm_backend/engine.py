@@ -26,7 +26,7 @@ from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
 from aatc_cli.serve.vllm_backend.prompts import attend_prompt, pieces
 from aatc_cli.serve.vllm_backend.rows import ExactSlots, HeldRows, HeldSums
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
-from aatc_cli.serve.vllm_backend.turning import Turning
+from aatc_cli.serve.vllm_backend.turning import Turning, taken_off
 
 
 class SlotStore(TileStore):
@@ -54,7 +54,7 @@ class TileEngine:
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
         self.decoding = Decoding(form, self.exact, scaling)
-        self.view = LayerView(scaling, turning.tables, turning.style)
+        self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
         self.rows, self.sums = self.exact.places(spare[1], spare[0])
@@ -132,10 +132,8 @@ class TileEngine:
         count = step.decoding
         out[max(count, *(prompt.stop for prompt in step.prompts), 0) :] = 0
         if count:
-            back = tuple(table[:count] for table in self.back)
-            plain = self.turning.taken_off(keys[:count], back)  # type: ignore[arg-type]
-            places = self.rows[:count], self.sums[:count]
-            self.exact.write(layer, plain, values[:count].flatten(1), places)
+            places, back = (self.rows[:count], self.sums[:count]), (self.back[0][:count], self.back[1][:count])
+            self.exact.write(layer, (keys[:count], values[:count]), back, places)
             self.decoding(layer, query[:count], cache, step.blocks, out[:count])
         if step.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, step.full)
@@ -151,7 +149,7 @@ class TileEngine:
         if prompt.sinks is not None and self.prefixes is not None:
             self.prefixes.adopt(layer, cache, prompt.slot, *prompt.sinks)
         store = SlotStore(self, layer, cache, prompt)
-        plain = self.turning.taken_off(keys, prompt.back)
+        plain = taken_off(keys, prompt.back)
         step = pieces(store, query)
         for start in range(0, query.shape[0], step):
             part = slice(start, start + step)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from aatc_cli.config import Window
 from aatc_cli.runtime.fused_tiles.buffers import SlotRows, SlotSums
+from aatc_cli.runtime.kernels.keep_rows import RowKeeper
+from aatc_cli.serve.vllm_backend.turning import taken_off
 
 
 class ExactSlots:
@@ -25,6 +27,7 @@ class ExactSlots:
         rows = (layers, slots + 1, self.width, heads * dim)
         self.keys, self.values = (torch.zeros(rows, dtype=like.dtype, device=like.device) for _ in range(2))
         self.received = torch.zeros(layers, slots + 1, heads, self.width, device=like.device)
+        self.keeper = RowKeeper(dim, like.dtype, like.device) if like.is_cuda else None
 
     @property
     def nbytes(self) -> int:
@@ -49,12 +52,21 @@ class ExactSlots:
         heads = torch.arange(self.heads, device=tokens.device)
         return slots * self.width + slot, (slots[:, None] * self.heads + heads) * self.width + slot[:, None]
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, places: tuple[Tensor, Tensor]) -> None:
-        """Write rows [n, C] of tokens that have received nothing yet, at `places`."""
+    def write(
+        self, layer: int, given: tuple[Tensor, Tensor], back: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor]
+    ) -> None:
+        """Write rotated keys and values [n, H, D] of tokens that have received nothing yet, at `places`.
+
+        back: what takes the rotation off, [n, D] each (`Turning.back`).
+        """
+        kept = self.keys[layer], self.values[layer], self.received[layer]
+        if self.keeper is not None:
+            self.keeper(given, back, places, kept)
+            return
         rows, sums = places
-        self.keys[layer].flatten(0, 1).index_copy_(0, rows, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, rows, values)
-        self.received[layer].view(-1).index_fill_(0, sums.flatten(), 0.0)
+        kept[0].flatten(0, 1).index_copy_(0, rows, taken_off(given[0], back))
+        kept[1].flatten(0, 1).index_copy_(0, rows, given[1].flatten(1))
+        kept[2].view(-1).index_fill_(0, sums.flatten(), 0.0)
 
     def oldest(self, layer: int, slots: Tensor, packed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values [n, count, C] and received [n, H, count] of the oldest tokens of the rings in ``slots``.

@@ -12,6 +12,7 @@ import torch
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.shipped import find_plan
+from aatc_cli.console import say
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.models.adapter import attention_sites
@@ -85,4 +86,9 @@ def open_engine(config: Any, device: torch.device) -> TileEngine:
     check_engine(config)
     name = plan_path(config.additional_config)
     plan = Plan.open(find_plan(name if name.startswith("hub:") else Path(name)))
-    return engine_for(prepare_plan(plan, find_model(config.model_config.model)), config, device)
+    engine = engine_for(prepare_plan(plan, find_model(config.model_config.model)), config, device)
+    blocks, exact = sum(engine.page_bytes), engine.exact
+    say(
+        f"aatc: {plan.name}: {blocks:,} bytes for {TILE} tokens; exact rows of {exact.slots} requests: {exact.nbytes:,}"
+    )
+    return engine

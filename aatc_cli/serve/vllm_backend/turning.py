@@ -14,7 +14,6 @@ class Turning:
 
     def __init__(self, rotation: Rotation, limit: int, dtype: torch.dtype, device: torch.device) -> None:
         cos, sin = rotation.full_tables(torch.arange(limit, device=device))
-        self.style = "half" if rotation.style == "half-once" else rotation.style
         self.cos, self.sin = cos.to(dtype).float(), sin.to(dtype).float()
 
     def tables(self, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -27,7 +26,8 @@ class Turning:
         length = cos.square() + sin.square()
         return cos / length, -sin / length
 
-    def taken_off(self, keys: Tensor, back: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotated keys [n, H, D] as they were before, by `back`. -> [n, C] in their dtype."""
-        turned = apply_rope(keys.float().transpose(0, 1)[None], back[0][None], back[1][None], self.style)
-        return turned[0].transpose(0, 1).flatten(1).to(keys.dtype)
+
+def taken_off(keys: Tensor, back: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotated keys [n, H, D] as they were before, by `Turning.back`. -> [n, C] in their dtype."""
+    turned = apply_rope(keys.float().transpose(0, 1)[None], back[0][None], back[1][None])
+    return turned[0].transpose(0, 1).flatten(1).to(keys.dtype)

@@ -10,50 +10,19 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.store import Store
 from aatc_cli.artifacts.store_keeping import Collected, Kept, collect_garbage, kept, problems, remove
 from aatc_cli.config import parse_size
 from aatc_cli.console import say, working
 from aatc_cli.errors import AatcError, ArtifactError
 from aatc_cli.models.compressed import HostedCache
-from aatc_cli.models.loading import ModelSource, load_same
+from aatc_cli.models.loading import load_same
 from aatc_cli.runtime.attach import attach
-from aatc_cli.runtime.session import CacheChoice, Session
+from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.header import ChunkHeader
 from aatc_cli.runtime.stored.prefixes import Found, find_prefix, get_prefix, objects_of, put_prefix, read_prefix
-
-
-@dataclass(frozen=True)
-class Using:
-    """What a prefix is read or written with: store, plan and model, and where that runs."""
-
-    folder: Path
-    plan: Plan
-    source: ModelSource
-    device: str = "cpu"
-    dtype: str = "auto"
-    cache: CacheChoice = "auto"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A prefix that is in a store: its tokens, bytes of its objects, bytes that were new, and the same in float16."""
-
-    tokens: int
-    bytes: int
-    new: int
-    uncompressed: int
-    there: bool
-
-
-@dataclass(frozen=True)
-class Continued:
-    """A prefix that was read again: tokens that came from the store, tokens of the text, and what was generated."""
-
-    stored: int
-    tokens: int
-    text: str
+from aatc_cli.stages.storing.chunks import get_chunks, needs_chunks, put_chunks
+from aatc_cli.stages.storing.using import Continued, Stored, Using, token_ids
 
 
 @dataclass(frozen=True)
@@ -75,8 +44,13 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     limit: bytes that the store may take; the least recently used go.
     """
     store, most = Store(using.folder, create=True), None if limit is None else parse_size(limit)
+    if needs_chunks(using.plan):
+        done = put_chunks(using, store, text)
+        if most is not None:
+            collect(using.folder, limit)
+        return done
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = _ids(tokenizer, text, using)
+        ids = token_ids(tokenizer, text, using)
         try:
             get_prefix(store, session, ids[0].tolist())
             there = True
@@ -104,8 +78,10 @@ def get(using: Using, text: str, new_tokens: int) -> Continued:
     Raises `ArtifactError` where no sound prefix of it is stored.
     """
     store = Store(using.folder)
+    if needs_chunks(using.plan):
+        return get_chunks(using, store, text, new_tokens)
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = _ids(tokenizer, text, using)
+        ids = token_ids(tokenizer, text, using)
         found = find_prefix(store, session, ids[0].tolist())
         if found is None:
             raise ArtifactError(
@@ -170,13 +146,6 @@ def _session(using: Using) -> Iterator[tuple[Session, Any]]:
         model, tokenizer = load_same(using.source, plan.model, str(plan.path), device=using.device, dtype=using.dtype)
     with attach(model, plan, using.cache) as session:
         yield session, tokenizer
-
-
-def _ids(tokenizer: Any, text: str, using: Using) -> torch.Tensor:
-    ids: torch.Tensor = tokenizer(text, return_tensors="pt")["input_ids"].to(using.device)
-    if not ids.shape[1]:
-        raise AatcError("the text has no tokens", "give a text by --file or --text")
-    return ids
 
 
 def _without_last(cache: HostedCache, tokens: int) -> Found:
