@@ -17,8 +17,8 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES, STEP, key_place, value_place
+from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
@@ -72,11 +72,7 @@ class TileTables:
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so. Raises
         `AatcError` for levels that are not even.
         """
-        if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
-            raise AatcError(
-                "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
-                "plan with loss-aware-tiles-even, or use --cache packed",
-            )
+        require_even(codecs)
         biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         places = torch.arange(tiles.size) if order is None else order.cpu()
         made = _Made(codecs, tiles, biases["k"], places, _most_steps([tiles, *beside]))
