@@ -15,8 +15,8 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-# shared memory of a multiprocessor, and what every program takes of it besides
-_SHARED, _SHARED_BESIDE = 233_472, 1_024
+# shared memory of a multiprocessor, and what every program takes of it besides, a flag of its own included
+_SHARED, _SHARED_BESIDE = 233_472, 1_152
 _SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024

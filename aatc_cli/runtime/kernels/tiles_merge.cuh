@@ -149,7 +149,7 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     const int g = i / D;
     float far = 0.f, exact = 0.f;
     for (int n = 0; n < s.exact; n++) if (share[n * G + g] > 0.f) exact += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
-#pragma unroll 4
+#pragma unroll 8
     for (int n = s.exact; n < parts; n++) if (share[n * G + g] > 0.f) far += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
     latent[i] = far; near[i] = exact;
   }
