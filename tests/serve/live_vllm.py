@@ -184,17 +184,15 @@ def correct(given: argparse.Namespace) -> None:
     alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
-    generate = reference(given.model, given.plan, given.dtype)
-    wanted = [
-        after_preemption(generate, prompts[i], given.steps, preempted.get(i, [])) for i in range(given.references)
-    ]
-    say(batched_against_fused=same(batched[: given.references], wanted))
-    plain = [wanted[i] for i in range(min(given.references, len(alone))) if i not in preempted]
-    say(
-        alone_against_fused=same(
-            [alone[i] for i in range(min(given.references, len(alone))) if i not in preempted], plain
-        )
-    )
+    generate, wanted = reference(given.model, given.plan, given.dtype), {}
+    # some of all lengths, and of those that lost their blocks
+    lost = sorted(preempted)[: given.references // 4]
+    for i in [*range(given.references), *lost]:
+        wanted[i] = after_preemption(generate, prompts[i], given.steps, preempted.get(i, []))
+        say(reference=i, length=len(prompts[i]), same=batched[i] == wanted[i], preempted=preempted.get(i))
+    say(batched_against_fused=same([batched[i] for i in wanted], list(wanted.values())))
+    plain = [i for i in calm if i in wanted]
+    say(alone_against_fused=same([alone[i] for i in plain], [wanted[i] for i in plain]))
     say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
 
 
