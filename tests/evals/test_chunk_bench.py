@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from aatc_cli.config import Geometry
-from aatc_cli.evals.bench.chunks import Form, measure
+from aatc_cli.core import SIDES
+from aatc_cli.evals.bench.chunks import Form, codec_of, measure, random_pages
+from aatc_cli.runtime.stored.host import with_threads
+from aatc_cli.runtime.stored.host_decode import host_available
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=32, hidden_size=128)
 
@@ -20,3 +24,20 @@ def test_bytes_are_those_of_the_form_and_pages_are_those_of_the_code(monkeypatch
     assert found["bytes_changed"] == 0
     assert found["error_k"] == found["error_v"] == 0
     assert "decode_seconds" not in found
+
+
+@pytest.mark.skipif(not host_available(), reason="numba is not installed")
+def test_heads_of_64_are_read_as_the_code_reads_them():
+    """Where a machine multiplies in bfloat16, pages of that type are made so: twice its rounding, and no more."""
+    geometry = Geometry(layers=2, heads=2, kv_heads=2, head_dim=64, hidden_size=128)
+    plain = codec_of(geometry, Form(1, (32, 16, 16), 2.0), "cpu")
+    fast, pages = with_threads(plain, 2), random_pages(geometry, 512, "cpu")
+    chunks = fast.encode_run(pages, 256)
+    slow = plain.encode_run(pages, 256)
+    assert sum(a != b for one, other in zip(chunks, slow, strict=True) for a, b in zip(one, other, strict=True)) < 2000
+    wanted = plain.decode_run(chunks, 256, torch.float32)
+    for dtype, most in ((torch.float32, 1e-6), (torch.float16, 3e-4), (torch.bfloat16, 4e-3)):
+        got = fast.decode_run(chunks, 256, dtype)
+        for side in SIDES:
+            error = (got.of(side).float() - wanted.of(side)).norm() / wanted.of(side).norm()
+            assert float(error) < most, (dtype, side)
