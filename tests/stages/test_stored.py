@@ -137,7 +137,7 @@ def test_codes_of_variable_length_take_what_is_measured(
     assert [fact["masked"] for fact in facts] == [0.0, 0.0, 0.0]
     given = {"length": 260, "limit": 1, "first": 200}
     [one] = measured("kl", run, tiny_llama, [Subject(recipe, plan)], text=[corpus], **given)
-    assert one.bits_packed == pytest.approx(2.0, rel=0.2)
+    assert 0.97 * plan.layout.bits_packed < one.bits_packed < 1.006 * plan.layout.bits_packed
     assert one.bits_packed != pytest.approx(plan.layout.bits_packed, rel=1e-6)
 
 

@@ -11,12 +11,14 @@ import torch
 
 from aatc_cli.console import progress
 from aatc_cli.evals.answers.generation import Batch, generate
+from aatc_cli.evals.answers.shared import SharedSteps
 from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import chat_tokens, end_tokens, plain_tokens
 from aatc_cli.models.tokenizer import Tokenizer
+from aatc_cli.runtime.fused_tiles.ragged import has_shared_step
 from aatc_cli.runtime.prefill import shared_prefill
 from aatc_cli.runtime.session import Session
 from aatc_cli.text.ruler.prompt import Metric, Prompt, Sample
@@ -44,6 +46,7 @@ class Asker:
 
     opened: Opened
     caches: dict[str, Session] = field(default_factory=dict)
+    shared: dict[str, SharedSteps] = field(default_factory=dict)
 
     def answers(
         self, what: str, samples: list[Sample], metric: Metric, room: int, subjects: Sequence[Subject]
@@ -77,7 +80,7 @@ class Asker:
             model,
             cache_keyword(model),
             Batch.of([s.tokens for s in samples], torch.device(self.opened.options.device)),
-            caches,
+            [self._steps(cache) for cache in caches],
             lambda b: shared_prefill(caches, b.ids, b.mask, b.positions, tokenizer.encode),
             room,
             end_tokens(model),
@@ -85,6 +88,12 @@ class Asker:
             lambda row, tokens: answer(row, tokens).score == 1.0,
         )
         return [[answer(row, tokens) for row, tokens in enumerate(found)] for found in texts]
+
+    def _steps(self, session: Session) -> Session | SharedSteps:
+        """What answers: the session, or the step that sequences of any lengths share where its caches have one."""
+        if not has_shared_step(session):
+            return session
+        return self.shared.setdefault(session.name, SharedSteps(session))
 
     def _cache(self, subject: Subject) -> Session:
         if subject.name not in self.caches:

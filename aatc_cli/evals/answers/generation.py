@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from aatc_cli.evals.answers.shared import SharedSteps
+
 
 class Generator(Protocol):
     """Makes caches of a subject. ``attached`` lasts as long as the model is given a cache that ``new_cache`` made."""
@@ -73,7 +75,10 @@ def generate(
     texts = []
     for subject, (logits, cache) in zip(caches, prefill(batch), strict=True):
         with subject.attached():
-            texts.append(_continue(model, keyword, batch.mask, logits, cache, limit, ends, finished))
+            if isinstance(subject, SharedSteps):
+                texts.append(subject.continued(logits, cache, limit, ends, finished))
+            else:
+                texts.append(_continue(model, keyword, batch.mask, logits, cache, limit, ends, finished))
     return texts
 
 

@@ -61,13 +61,11 @@ class RaggedShared(FusedTilesShared):
 class RaggedDecoder:
     """Decode steps of at most ``rows`` sequences of at most ``room`` tokens, over a pool of ``pages`` tiles.
 
-    Made inside the block of ``session``, whose caches are fused ones of tiles; the step is captured once, before any
-    sequence begins, unless ``captured`` is false. Raises `AatcError` for other sessions.
+    Made inside the block of ``session``, whose caches are fused ones of tiles; on a GPU the step is captured once,
+    before any sequence begins. Raises `AatcError` for other sessions.
     """
 
-    def __init__(
-        self, session: Session, rows: int, room: int, pages: int | None = None, *, captured: bool = True
-    ) -> None:
+    def __init__(self, session: Session, rows: int, room: int, pages: int | None = None) -> None:
         self.form = _form_of(session)
         window, device = self.form.window, self.form.frequencies.device
         most = max(-(-room // TILE), 1)
@@ -87,7 +85,7 @@ class RaggedDecoder:
         self.logits: Tensor | None = None
         self.kwargs = {session.keyword: _cache(session, self.stores, rows), "use_cache": True, "logits_to_keep": 1}
         self.graph: Any = None
-        if captured:
+        if device.type == "cuda":
             self._capture()
 
     @property
@@ -200,6 +198,15 @@ class RaggedDecoder:
             self._run()
 
 
+def has_shared_step(session: Session) -> bool:
+    """Whether sequences of a session's caches can share a step."""
+    try:
+        _form_of(session)
+    except AatcError:
+        return False
+    return True
+
+
 def _form_of(session: Session) -> FusedTilesForm:
     """The form of a session's caches; raises `AatcError` for one that has no ragged step."""
     spec = session.spec
@@ -218,6 +225,6 @@ def _cache(session: Session, stores: Sequence[FusedTileStore], rows: int) -> Hos
     state = CompressedState(session.spec)
     state.batch, state.columns, state.steady = rows, stores[0].tokens, True
     state.groups = [Group(list(range(rows)), 0, state.columns, list(stores))]
-    cache = HostedCache(state, len(stores))  # type: ignore[arg-type]
+    cache = HostedCache(state, len(stores))
     cache.owner = session
     return cache

@@ -19,6 +19,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.answers.shared import SharedSteps
 from aatc_cli.evals.bench.tile_steps import full_tiles, tile_spec
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.cache_hooks import hosted
@@ -240,7 +241,7 @@ def test_sequences_of_their_own_lengths_share_a_step_and_a_pool() -> None:
             expected.append(torch.stack(logits))
     found: list[list[Tensor]] = [[], [], []]
     with session.attached():
-        decoder = RaggedDecoder(session, 2, 300, 5, captured=False)
+        decoder = RaggedDecoder(session, 2, 300, 5)
         rows = decoder.start(*filled(session, *prompts[:2]))
         assert rows == [0, 1]
         for count in range(6):
@@ -257,6 +258,19 @@ def test_sequences_of_their_own_lengths_share_a_step_and_a_pool() -> None:
         assert decoder.pool.free == 4
         decoder.end(0)
         assert decoder.pool.free == 5
+        shared = SharedSteps(session)
+        answer = [int(filled(session, prompts[2])[1]), *expected[2].argmax(-1).tolist()]
+        for limit, ends, length, text in (
+            (3, frozenset(), 9, answer[:3]),
+            (9, frozenset(), 2, answer[:2]),
+            (9, frozenset(answer[1:2]), 9, answer[:1]),
+        ):
+            cache, token = filled(session, prompts[2])
+            logits = torch.nn.functional.one_hot(token, 97)
+            found_text = shared.continued(logits, cache, limit, ends, lambda place, text, n=length: len(text) == n)
+            assert found_text == [text]
+        assert shared.decoder is not None
+        assert shared.decoder.free == [0]
     for mine, theirs in zip(found, expected, strict=True):
         count = min(len(mine), 4)
         error = (torch.stack(mine[:count]) - theirs[:count]).square().mean().sqrt() / theirs.square().mean().sqrt()
