@@ -34,11 +34,11 @@ def served(request, tmp_path_factory, new_model):
     options += ("--device", "cuda", "--dtype", "float32")
     for command in (
         ("collect", *options, "--model", str(model)),
-        ("whiten", "--recipe", "loss-aware-tiles"),
-        ("allocate", "--recipe", "loss-aware-tiles", "--budget", "2"),
+        ("whiten", "--recipe", "loss-aware-tiles-even"),
+        ("allocate", "--recipe", "loss-aware-tiles-even", "--budget", "2"),
     ):
         subprocess.run([sys.executable, "-m", "aatc_cli", *command, "--run", str(run)], check=True, cwd=ROOT)
-    return model, run / "plans" / "loss-aware-tiles-2"
+    return model, run / "plans" / "loss-aware-tiles-even-2"
 
 
 def run(*arguments: str) -> dict[str, Any]:
