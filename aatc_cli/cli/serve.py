@@ -32,7 +32,7 @@ def serve(
 
     Plan, model and the installed vLLM are checked first: what will not work is refused here and not at a request.
 
-    Example: aatc serve --plan run/plans/loss-aware-tiles-2 --model MODEL --max-model-len 32768
+    Example: aatc serve --plan run/plans/loss-aware-tiles-even-2 --model MODEL --max-model-len 32768
     """
     from dataclasses import asdict
 

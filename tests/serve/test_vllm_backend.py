@@ -372,9 +372,10 @@ def tile_plan(tmp_path_factory, new_model, corpus):
     mixture = TextMixture(sources=[str(corpus)], samples=4, length=260)
     settings = CollectSettings(samples=4, length=260, rows=64, fisher=4)
     collect(run, "stats", find_model(str(folder)), mixture, settings, CollectOptions())
-    recipe = load_recipe("loss-aware-tiles")
-    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
-    return folder, allocate(run, recipe, [make_budget(bits=2.0)])[0]
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(load_recipe("loss-aware-tiles")))
+    for name in ("loss-aware-tiles", "loss-aware-tiles-even"):
+        [plan] = allocate(run, load_recipe(name), [make_budget(bits=2.0)])
+    return folder, plan
 
 
 def test_the_command_serves_what_was_checked(aatc, tile_plan):
@@ -397,6 +398,8 @@ def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, b
     told = {"folder": plan.path}
     ours = ("serve", "--plan", plan.path, "--model", folder)
     refuses("serve", "--plan", plan.path, "--model", tiny_llama, says=("not the one",), **told)
+    uneven = plan.path.parent / "loss-aware-tiles-2"
+    refuses("serve", "--plan", uneven, "--model", folder, says=("evenly spaced",), **told)
     refuses(*ours, "--max-model-len", 4096, says=("512", "4096"), **told)
     refuses(*ours, "--vllm=--block-size=16", says=("--block-size",), code=2, **told)
     other = next((base_run / "plans").iterdir())

@@ -56,7 +56,7 @@ def codecs():
             spread = torch.linspace(1.5, 0.1, 64).repeat(2) * (0.6 if side == "k" else 1.0)
             bits = torch.stack([(spread * w).round().clamp(0, 8).long() for w in (2, 3, 4)])
             codec = TransformCodec(
-                encode, encode.mT.contiguous(), torch.ones(128), bits[0], spread.square(), "lloyd", scale_bits=8
+                encode, encode.mT.contiguous(), torch.ones(128), bits[0], spread.square(), "uniform", scale_bits=8
             )
             pair[side] = TileCodec(codec, bits, rule)
         found.append(pair)

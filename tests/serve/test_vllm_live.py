@@ -30,14 +30,15 @@ def served(request, tmp_path_factory, new_model):
     else:
         model = request.getfixturevalue("real_model_path")
     run = folder / "run"
-    options = ("--samples", "8", "--fisher", "8", "--length", "512", "--device", "cuda", "--dtype", "float32")
+    options = ("--text", "builtin:python-docs", "--samples", "8", "--fisher", "8", "--length", "512")
+    options += ("--device", "cuda", "--dtype", "float32")
     for command in (
         ("collect", *options, "--model", str(model)),
-        ("whiten", "--recipe", "loss-aware-tiles"),
-        ("allocate", "--recipe", "loss-aware-tiles", "--budget", "2"),
+        ("whiten", "--recipe", "loss-aware-tiles-even"),
+        ("allocate", "--recipe", "loss-aware-tiles-even", "--budget", "2"),
     ):
         subprocess.run([sys.executable, "-m", "aatc_cli", *command, "--run", str(run)], check=True, cwd=ROOT)
-    return model, run / "plans" / "loss-aware-tiles-2"
+    return model, run / "plans" / "loss-aware-tiles-even-2"
 
 
 def run(*arguments: str) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from aatc_cli.config import Window
+from aatc_cli.core import Side
 from aatc_cli.core.rope import RopeStyle
+from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.rotary import rotary_frequencies
@@ -29,6 +31,15 @@ def check_sites(sites: Sequence[AttentionSite], group: int, dim: int, window: Wi
             raise AatcError(f"{site.name} has a sliding window, sinks or capped scores", _OTHER)
         if site.rope == "none" or site.rope != sites[0].rope:
             raise AatcError(f"{site.name} does not rotate its keys as fused tiles do", _OTHER)
+
+
+def require_even(codecs: Mapping[Side, TileCodec]) -> None:
+    """Raise `AatcError` for codecs whose levels are not evenly spaced."""
+    if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
+        raise AatcError(
+            "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
+            "plan with loss-aware-tiles-even, or use --cache packed",
+        )
 
 
 def check_device(device: torch.device) -> None:

@@ -43,7 +43,7 @@ def fused_tiles_spec(
         fused_layer(site.layer, pair, {"k": site.k_bias, "v": site.v_bias}, order, parameter)
         for site, pair in zip(sites, codecs, strict=True)
     ]
-    form = FusedTilesForm(tuple(made), window, parameter.dtype, geometry.heads, geometry.head_dim, frequencies)
+    form = FusedTilesForm(with_tables(made), window, parameter.dtype, geometry.heads, geometry.head_dim, frequencies)
     return CacheSpec.of(model, layers, form, window, _layout(layout, made))
 
 
@@ -54,7 +54,7 @@ def fused_layer(
     order: Tensor | None,
     like: Tensor,
 ) -> FusedTiles:
-    """One layer of a model whose parameters are as ``like``: its codecs on that device, records, and tables on a GPU.
+    """One layer of a model whose parameters are as ``like``: its codecs on that device and records, without tables.
 
     Every kv head is a head group of its own.
     """
@@ -63,7 +63,27 @@ def fused_layer(
     heads = placed["k"].codec.groups
     tiles = RecordTiles(placed, placed["k"].rule, heads)
     coded = FusedTileLayer(layer, placed, biases, tiles.rule, heads, tiles)
-    return FusedTiles(coded, TileTables.of(placed, tiles, coded.biases, order) if like.is_cuda else None, order)
+    return FusedTiles(coded, None, order)
+
+
+def with_tables(layers: Sequence[FusedTiles]) -> tuple[FusedTiles, ...]:
+    """The same with tables where they are on a GPU, such that one compiled kernel serves them all."""
+    tiles = [_records(fused) for fused in layers]
+    return tuple(
+        replace(
+            fused,
+            tables=TileTables.of(fused.layer.codecs, held, fused.layer.biases, fused.order, tiles)
+            if fused.layer.device.type == "cuda"
+            else None,
+        )
+        for fused, held in zip(layers, tiles, strict=True)
+    )
+
+
+def _records(fused: FusedTiles) -> RecordTiles:
+    held = fused.layer.held
+    assert isinstance(held, RecordTiles)
+    return held
 
 
 def _layout(layout: CacheLayout | None, layers: Sequence[FusedTiles]) -> CacheLayout | None:

@@ -8,7 +8,7 @@ stay sums of digits until the end, where they are put together as levels and mee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES, STEP, key_place, value_place
+from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
@@ -65,19 +65,17 @@ class TileTables:
         tiles: RecordTiles,
         biases: Mapping[Side, Tensor | None],
         order: Tensor | None = None,
+        beside: Sequence[RecordTiles] = (),
     ) -> TileTables:
-        """Of the codecs of a layer whose tiles are ``tiles``.
+        """Of the codecs of a layer whose tiles are ``tiles``, for a kernel that also has room for those ``beside``.
 
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so. Raises
         `AatcError` for levels that are not even.
         """
-        if any(codec.codec.quantizer != "uniform" for codec in codecs.values()):
-            raise AatcError(
-                "the kernel of tiles sums evenly spaced levels by their digits, and this plan's are not",
-                "plan with loss-aware-tiles-even, or use --cache packed",
-            )
+        require_even(codecs)
         biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
-        made = _Made(codecs, tiles, biases["k"], torch.arange(tiles.size) if order is None else order.cpu())
+        places = torch.arange(tiles.size) if order is None else order.cpu()
+        made = _Made(codecs, tiles, biases["k"], places, _most_steps([tiles, *beside]))
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
         whole = [torch.unflatten(torch.stack(part), 0, (heads, classes)) for part in zip(*parts, strict=True)]
@@ -100,7 +98,7 @@ class TileTables:
             made.steps,
             biases["k"] is not None,
             tiles.nbytes,
-            max(_ALIGNMENT, int((facts[..., 12] * facts[..., 13]).max())),
+            max(_stage_bytes(part) for part in (tiles, *beside)),
         )
 
 
@@ -108,22 +106,16 @@ class _Made:
     """Makes the tables of one class after another, on the host."""
 
     def __init__(
-        self, codecs: Mapping[Side, TileCodec], tiles: RecordTiles, bias: Tensor | None, order: Tensor
+        self, codecs: Mapping[Side, TileCodec], tiles: RecordTiles, bias: Tensor | None, order: Tensor, steps: TileSteps
     ) -> None:
-        self.codecs, self.tiles, self.order = codecs, tiles, order
+        self.codecs, self.tiles, self.order, self.steps = codecs, tiles, order, steps
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
         none = torch.zeros(tiles.heads * tiles.size)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
-        records = [record for row in tiles.records for record in row]
         self.key_rows: list[Tensor] = []
-        most = {
-            side: [max(record.digits[side][place].steps for record in records) for place in range(len(SIZES))]
-            for side in SIDES
-        }
-        fours, twos, ones = most["k"]
-        self.steps = TileSteps((fours, twos, ones), (most["v"][0], most["v"][1], most["v"][2]))
         # where in the matrix rows of digits begin
+        fours, twos, _ = steps.keys
         self.firsts = 0, 2 * fours, 2 * fours + twos
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
@@ -183,6 +175,25 @@ class _Made:
         (_, twos, ones), starts = record.starts["k"], record.starts["v"]
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
         return torch.tensor([*keys, twos, *values, starts[0], ones, *starts[1:], *shape, 0, 0], dtype=torch.int32)
+
+
+def _most_steps(tiles: Sequence[RecordTiles]) -> TileSteps:
+    """The most steps that any class of these has, by side and bits."""
+    records = [record for part in tiles for row in part.records for record in row]
+    keys, values = (
+        [max(record.digits[side][place].steps for record in records) for place in range(len(SIZES))] for side in SIDES
+    )
+    return TileSteps((keys[0], keys[1], keys[2]), (values[0], values[1], values[2]))
+
+
+def _stage_bytes(tiles: RecordTiles) -> int:
+    """Most bytes that a class of a head has in a tile."""
+    sizes = [
+        quota // ROWS * record.nbytes
+        for row in tiles.records
+        for record, quota in zip(row, tiles.rule.quotas, strict=True)
+    ]
+    return max(_ALIGNMENT, *sizes)
 
 
 def _units(codec: TransformCodec, widths: Tensor) -> Tensor:

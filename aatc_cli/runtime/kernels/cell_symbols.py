@@ -117,26 +117,21 @@ def encode_cells(cells, runs, tokens, columns, shares, begins, words, outside, p
 
 
 @njit(**_OPTIONS)
-def code_unit(targets, classes, inverse, largest, first, levels, loudness, base, shift, cells, read, counts):
+def code_unit(targets, classes, inverse, largest, origin, levels, loudness, base, shift, cells, read, counts):
     """Cells of a unit, what they are read as in units of their size, and counts of symbols by place and resolution.
 
-    targets [T, E]; classes [T]; inverse, largest, first, base, shift [n, E]: of a step, of cells, of levels, of
-    ``counts``, plain bits. Written: cells, read [T, E], counts.
+    targets [T, E]; classes [T]; inverse, largest, origin, base, shift [n, E]: of a step, of cells, where ``levels``
+    have code 0, of ``counts``, plain bits. Written: cells, read [T, E], counts.
     """
-    by = np.float32(1.0) / loudness
+    by, half = np.float32(1.0) / loudness, np.float32(0.4)
     for token in range(targets.shape[0]):
         k = classes[token]
-        for c in range(targets.shape[1]):
-            step = inverse[k, c]
-            if step == 0.0:
-                cells[token, c] = 0
-                read[token, c] = 0.0
-                continue
-            z = targets[token, c] * step * by
-            size = np.int64(min(np.floor(abs(z) + np.float32(0.4)), largest[k, c]))
-            level = levels[first[k, c] + size] * loudness
-            code = -size if z < 0 else size
+        mine, steps, most = targets[token], inverse[k], largest[k]
+        # no branch that depends on the sign, which nothing foretells
+        for c in range(mine.size):
+            z = mine[c] * steps[c] * by
+            code = np.int64(np.copysign(min(np.floor(abs(z) + half), most[c]), z))
             cells[token, c] = code
-            read[token, c] = -level if z < 0 else level
+            read[token, c] = levels[_U(origin[k, c] + code)] * loudness
             high = code >> shift[k, c]
-            counts[base[k, c] + (high + 63 if -63 <= high <= 63 else 127)] += 1
+            counts[_U(base[k, c] + (high + 63 if -63 <= high <= 63 else 127))] += 1

@@ -15,8 +15,8 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-# shared memory of a multiprocessor, and what every program takes of it besides
-_SHARED, _SHARED_BESIDE = 233_472, 1_024
+# shared memory of a multiprocessor, and what every program takes of it besides, a flag of its own included
+_SHARED, _SHARED_BESIDE = 233_472, 1_152
 _SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
@@ -137,14 +137,14 @@ class TileShape:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
         walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
-        walk += 64 + 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
+        walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
         walk += warps * tiles * lots * 256 if tiles > 1 else 0
         # words of digits that are not there are read too
         return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + 256
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""
-        return warps * self.group * (32 * sum(self.steps.values) + 3) * 4
+        return (warps * self.group * (32 * sum(self.steps.values) + 11) + self.group) * 4
 
     def defines(self, element: int) -> tuple[tuple[str, int], ...]:
         """What the kernel is compiled with for tensors of this element type."""

@@ -4,7 +4,7 @@
 // channels of tokens g and g + 8, of which those of the upper half of a step count four times, and their rows a quarter.
 
 // what is the same for all tiles of a program: steps of 32 digits by bits, where in a record digits begin, bytes and number of records in a tile
-struct __align__(16) Class { int k4, k2, k1, keys2, v4, v2, v1, values4, keys1, values2, values1, start, size, blocks, none[2]; };
+struct Class { int k4, k2, k1, keys2, v4, v2, v1, values4, keys1, values2, values1, start, size, blocks; };
 
 // tables in shared memory
 struct Walk {

@@ -16,8 +16,9 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
 #pragma unroll
     for (int n = 4; n < 32; n <<= 1) { x.weight[qt] += __shfl_xor_sync(~0u, x.weight[qt], n); x.mass[qt] += __shfl_xor_sync(~0u, x.mass[qt], n); }
   __syncthreads();
-  float* sums = (float*)smem;                 // [NW][G][SLOTS]
-  float* stats = sums + NW * G * SLOTS;       // [NW][G][3]
+  float* sums = (float*)smem;                 // [NW][G][SLOT_ROW]
+  float* stats = sums + NW * G * SLOT_ROW;    // [NW][G][3]: reference, then what sums count for, weight, mass
+  float* masses = stats + NW * G * 3;         // [G]
 #pragma unroll
   for (int qt = 0; qt < QT; qt++) {
     const int head = 4 * qt + t;
@@ -26,7 +27,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
       float* to = stats + (warp * G + head) * 3;
       to[0] = x.reference[qt]; to[1] = x.weight[qt]; to[2] = x.mass[qt];
     }
-    float* to = sums + (warp * G + head) * SLOTS + g;
+    float* to = sums + (warp * G + head) * SLOT_ROW + g;
 #pragma unroll
     for (int i = 0; i < VS; i++)
 #pragma unroll
@@ -38,22 +39,36 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   }
   __syncthreads();
   const long long out = ((long long)(blockIdx.x * s.heads + blockIdx.y) * gridDim.z + place) * G;
+  // a warp for every head, a lane for every warp
+  for (int head = warp; head < G; head += NW) {
+    float* mine = stats + (min(lane, NW - 1) * G + head) * 3;
+    const float reference = lane < NW ? mine[0] : FLOOR;
+    float top = reference;
+#pragma unroll
+    for (int n = 16; n; n >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
+    const float f = lane < NW ? ex2(reference - top) : 0.f;
+    float sum = f * mine[1], mass = f * mine[2];
+#pragma unroll
+    for (int n = 16; n; n >>= 1) { sum += __shfl_xor_sync(~0u, sum, n); mass += __shfl_xor_sync(~0u, mass, n); }
+    __syncwarp();
+    if (lane < NW) mine[0] = f;
+    if (lane == 0) { masses[head] = mass; stat[(out + head) * 2] = top; stat[(out + head) * 2 + 1] = sum; }
+  }
+  __syncthreads();
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int head = i / D, channel = i % D;
     const int4 at = digit_slots[channel];
     const float4 of = digit_weights[channel];
-    float top = FLOOR, total = 0.f, sum = 0.f, mass = 0.f;
+    float total = 0.f;
+    const auto digit = [&](int slot, float counts) {
+      if (counts == 0.f) return;
+      float sum = 0.f;
 #pragma unroll
-    for (int w = 0; w < NW; w++) top = fmaxf(top, stats[(w * G + head) * 3]);
-#pragma unroll
-    for (int w = 0; w < NW; w++) {
-      const float *from = stats + (w * G + head) * 3, *o = sums + (w * G + head) * SLOTS;
-      const float f = ex2(from[0] - top);
-      if (VS > 0) total += f * (of.x * o[at.x] + of.y * o[at.y] + of.z * o[at.z] + of.w * o[at.w]);
-      sum += f * from[1]; mass += f * from[2];
-    }
-    part[out * D + i] = total - offsets[channel] * mass;
-    if (channel == 0) { stat[(out + head) * 2] = top; stat[(out + head) * 2 + 1] = sum; }
+      for (int w = 0; w < NW; w++) sum += stats[(w * G + head) * 3] * sums[(w * G + head) * SLOT_ROW + slot];
+      total += counts * sum;
+    };
+    if (VS > 0) { digit(at.x, of.x); digit(at.y, of.y); digit(at.z, of.z); digit(at.w, of.w); }
+    part[out * D + i] = total - offsets[channel] * masses[head];
   }
 }
 
@@ -106,6 +121,15 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   if (!is_last) return;
   __threadfence();
   const long long row = (long long)(b * s.heads + h) * parts * G;
+  // a thread has two dimensions and every group-th channel, the first of which are fetched before anything else is known
+  constexpr int each = (D + groups - 1) / groups, ahead = each < 16 ? each : 16;
+  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
+  u32 matrix[ahead];
+#pragma unroll
+  for (int n = 0; n < ahead; n++) {
+    const int c = mine + n * groups;
+    matrix[n] = mine < groups && c < D ? x.decode[((long long)h * D + c) * (D / 2) + pair] : 0u;
+  }
   for (int g = threadIdx.x / 32; g < G; g += NW) {
     const int lane = threadIdx.x % 32;
     float most = FLOOR, sum = 0.f, far = 0.f;
@@ -125,24 +149,24 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     const int g = i / D;
     float far = 0.f, exact = 0.f;
     for (int n = 0; n < s.exact; n++) if (share[n * G + g] > 0.f) exact += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
-#pragma unroll 4
+#pragma unroll 8
     for (int n = s.exact; n < parts; n++) if (share[n * G + g] > 0.f) far += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
     latent[i] = far; near[i] = exact;
   }
   __syncthreads();
-  // a thread has two dimensions and every group-th channel
-  const int pair = threadIdx.x % (D / 2), mine = threadIdx.x / (D / 2);
   if (mine < groups) {
     float v0[G], v1[G];
 #pragma unroll
     for (int g = 0; g < G; g++) { v0[g] = 0.f; v1[g] = 0.f; }
-#pragma unroll 8
-    for (int c = mine; c < D; c += groups) {
-      const u32 m = x.decode[((long long)h * D + c) * (D / 2) + pair];
+    const auto add = [&](int c, u32 m) {
       const float lo = half_lo(m), hi = half_hi(m);
 #pragma unroll
       for (int g = 0; g < G; g++) { v0[g] += latent[g * D + c] * lo; v1[g] += latent[g * D + c] * hi; }
-    }
+    };
+#pragma unroll
+    for (int n = 0; n < ahead; n++) add(min(mine + n * groups, D - 1), matrix[n]);
+#pragma unroll 8
+    for (int c = mine + ahead * groups; c < D; c += groups) add(c, x.decode[((long long)h * D + c) * (D / 2) + pair]);
 #pragma unroll
     for (int g = 0; g < G; g++) { value[(mine * G + g) * D + 2 * pair] = v0[g]; value[(mine * G + g) * D + 2 * pair + 1] = v1[g]; }
   }

@@ -16,7 +16,7 @@
 #define PAIRED (G <= 4)       // then two blocks of sixteen digits share sums, in even and in odd columns
 #define SETS (PAIRED ? 1 : 2 * OT)   // of sums a step of 32 digits
 #define VS (V4 + V2 + V1)
-#define SLOTS (32 * VS)
+#define SLOT_ROW (32 * VS + 8)  // sums of digits, so that neighbouring heads lie in other banks
 #define SPAN 2                // tiles that share a turned query
 #define MOST 4                // tiles of a warp under way
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
@@ -40,9 +40,9 @@
   what(7, most, count) what(8, most, count) what(9, most, count) what(10, most, count) what(11, most, count) what(12, most, count) \
   what(13, most, count) what(14, most, count) what(15, most, count) what(16, most, count)
 
-#define OF_FOURS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<4, 0, n>(s, b, done + c.values4 + 4 * lane);
-#define OF_TWOS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<2, V4, n>(s, b, done + c.values2 + 4 * lane);
-#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (is(count, n)) sum_steps<1, V4 + V2, n>(s, b, done + c.values1 + 4 * lane);
+#define OF_FOURS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<4, 0, n>(s, b, done + here(c.values4) + 4 * lane);
+#define OF_TWOS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<2, V4, n>(s, b, done + here(c.values2) + 4 * lane);
+#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (is(count, n)) sum_steps<1, V4 + V2, n>(s, b, done + here(c.values1) + 4 * lane);
 // values of sixteen tokens, with weights b
 template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
   if (bits == 4) { const int v4 = c.v4; STEPS_OF(OF_FOURS, V4, v4) }
@@ -54,10 +54,10 @@ template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u3
   if constexpr (n <= most) if (is(count, n)) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
 #define TWOS(n, most, count) \
   if constexpr (n <= most) if (is(count, n)) \
-    multiply_steps<2, n>(sum, rec + c.keys2 + 4 * mine, w.matrix + 2 * K4 * STEP, [&] { sum_values<2>(s, b, c, done, lane); });
+    multiply_steps<2, n>(sum, rec + here(c.keys2) + 4 * mine, w.matrix + 2 * K4 * STEP, [&] { sum_values<2>(s, b, c, done, lane); });
 #define ONES(n, most, count) \
   if constexpr (n <= most && n % 2 == 0) if (is(count, n)) \
-    multiply_steps<1, n>(sum, rec + c.keys1 + 4 * mine, w.matrix + (2 * K4 + K2) * STEP, [&] { sum_values<1>(s, b, c, done, lane); });
+    multiply_steps<1, n>(sum, rec + here(c.keys1) + 4 * mine, w.matrix + (2 * K4 + K2) * STEP, [&] { sum_values<1>(s, b, c, done, lane); });
 // keys of sixteen tokens of a warp's tile, and meanwhile values of those before: `done` with weights b
 __device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const u32 (&b)[WEIGHTS][2], const Walk& w, const Class& c, const u8* rec,
                                            const u8* done, int lane) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const 
   keep(sum);
 }
 
-// grid (batch, kv heads, shares of exact tokens and then chunks of tiles by class), 32 NW threads
+// grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
@@ -83,21 +83,24 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   extern __shared__ __align__(128) u8 smem[];
   const int h = blockIdx.y, b = blockIdx.x, lane = lane_of();
   const Last last = {part, stat, decode, value_bias, arrivals, exact_scores, received, tokens, tiles, out};
-  if (blockIdx.z < s.exact) {
-    exact_part(s, blockIdx.z, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
+  // programs of exact tokens are short and come last
+  const int walking = gridDim.z - s.exact;
+  if (blockIdx.z >= walking) {
+    exact_part(s, blockIdx.z - walking, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
     finish(s, last, smem);
     return;
   }
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
-  const int piece = blockIdx.z - s.exact, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
-  const int to = min(tiles[b], from + s.chunk);
-  if (from >= to || !classes[16 * which + 12]) {
+  const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
+  const int facts = classes[16 * which + lane % 16], to = min(tiles[b], from + s.chunk);
+  const auto fact = [&](int i) { return __shfl_sync(~0u, facts, i); };  // which are in uniform registers
+  const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9), fact(10), fact(11), fact(12), fact(13)};
+  if (from >= to || !c.size) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
     return;
   }
-  Class& c = *(Class*)(smem + KM * STEP_BYTES);          // not in registers, which are few
-  uint4* turns = (uint4*)(&c + 1);                       // [64 SPAN][TURN_ROW]
+  uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
   uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
   uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
@@ -106,8 +109,6 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][QT][LOTS][32] where they are not in registers
   u8* stages = (u8*)(own + (QT > 1 ? NW * QT * LOTS * 32 : 0));
   const u32 tables_here = address(barriers + MOST * NW), mine = address(barriers + MOST * warp);
-  if (threadIdx.x < 16) ((int*)&c)[threadIdx.x] = classes[16 * which + threadIdx.x];
-  __syncthreads();
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
   u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
@@ -115,10 +116,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const auto page_of = [&](int n) { const int tile = tile_of(n); return tile < to ? pages[b * s.max_tiles + tile] : -1; };
   // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
   const auto fetch = [&](int n, int place, int page) {
-    const u32 there = address(stage), here = mine + 8 * place;
-    expect(here, (n % SPAN ? 0 : LOTS * 32) + bytes);
-    if (n % SPAN == 0) bulk(there + n / SPAN % 2 * (LOTS * 32), start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, here);
-    bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, here);
+    const u32 there = address(stage), barrier = mine + 8 * place;
+    expect(barrier, (n % SPAN ? 0 : LOTS * 32) + bytes);
+    if (n % SPAN == 0) bulk(there + n / SPAN % 2 * (LOTS * 32), start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, barrier);
+    bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, barrier);
   };
   if (lane == 0) {
     for (int n = 0; n < MOST; n++) make_barrier(mine + 8 * n, 1);
@@ -156,11 +157,11 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
     const int page = n > 0 ? page_of(n - 1 + places) : -1;
-    const u8* here = stage + 2 * LOTS * 32 + place * bytes;
+    const u8* at = stage + 2 * LOTS * 32 + place * bytes;
     if (valid) arrived(mine + 8 * place, phase);
     if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
     for (int i = 0; i < c.blocks; i++) {
-      const u8* rec = here + i * c.size;
+      const u8* rec = at + i * c.size;
       u32 sum[4 * LOTS];
       take_block(sum, sums, weights, w, c, rec, done, lane);
       if (i == 0) {

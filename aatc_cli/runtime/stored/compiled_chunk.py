@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.stored_rate import RateControl
 from aatc_cli.runtime.stored.compiled_layer import Cells, CompiledLayer, Models
+
+# latents and classes of a layer
+Unpacked = tuple[Tensor, Tensor]
 
 
 class CompiledChunk:
@@ -42,16 +46,27 @@ class CompiledChunk:
 
     def read(self, parts: Sequence[bytes], tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Vectors [T, 2 C] and classes [orders, T] of every layer; raises `AatcError` for bytes that are no layers."""
-        parsed = [layer.stream.parse(data, tokens) for layer, data in zip(self.layers, parts, strict=True)]
         # tables of symbols and matrices do not fit into a core's memory together
-        latents = [layer.latents(part, tokens) for layer, part in zip(self.layers, parsed, strict=True)]
+        unpacked = self._each(lambda layer, data: layer.unpacked(data, tokens), parts)
         below: list[Tensor] = []
         rows = []
-        for layer, mine in zip(self.layers, latents, strict=True):
+        for layer, (mine, _) in zip(self.layers, unpacked, strict=True):
             decoded = layer.products.decode(below, mine)
             rows.append(decoded.float() if layer.mean is None else decoded.float() + layer.mean)
             below = [decoded, *below][: self.depth]
-        return rows, [part.classes for part in parsed]
+        return rows, [classes for _, classes in unpacked]
+
+    def _each(self, read: Callable[[CompiledLayer, bytes], Unpacked], parts: Sequence[bytes]) -> list[Unpacked]:
+        """What ``read`` finds in the bytes of every layer, by as many threads as torch has."""
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return [read(layer, data) for layer, data in zip(self.layers, parts, strict=True)]
+        return list(_pool(threads).map(read, self.layers, parts))
+
+
+@lru_cache(maxsize=4)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="aatc-layer")
 
 
 def _attempt(

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aatc_cli.core import entropy_coder as coder
-from aatc_cli.core.cell_code import LOUDNESS_STEPS, CellCode
+from aatc_cli.core.cell_code import LOUDNESS_STEPS
 from aatc_cli.core.layer_products import HELD, LayerProducts
-from aatc_cli.core.stepped_tables import MODELS, SYMBOLS, WIDEST, code_lengths, levels, most
+from aatc_cli.core.stepped_tables import MODELS, SYMBOLS, WIDEST, code_lengths, levels, most, step
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.stored_stream import PLAIN, LayerStream, Parsed
 from aatc_cli.core.tile_classes import rows_of
@@ -45,8 +45,12 @@ class CompiledLayer:
         self.place_of_runs = np.array([run.place for run in self.stream.runs], dtype=np.int64)
         self._runs = lru_cache(maxsize=8)(self._made_runs)
 
-    def latents(self, parsed: Parsed, tokens: int) -> Tensor:
-        """What is coded of the layer, [T, E] in units of their size, from its bytes."""
+    def unpacked(self, data: bytes, tokens: int) -> tuple[Tensor, Tensor]:
+        """What is coded of the layer, [T, E] in units of their size, and classes [orders, T], from its bytes."""
+        parsed = self.stream.parse(data, tokens)
+        return self._latents(parsed, tokens), parsed.classes
+
+    def _latents(self, parsed: Parsed, tokens: int) -> Tensor:
         runs, columns = self._runs(tokens // self.layer.rule.tile)
         out = np.zeros((tokens, self.products.columns.numel()), dtype=np.float32)
         sound = self.loops.decode(
@@ -102,13 +106,9 @@ class CompiledLayer:
         return self.stream.assemble(loudness, models, classes, (outside[:beyond][::-1], plain[:-1].tobytes(), stream))
 
     def _unit(self, place: int, span: slice) -> _Unit:
-        code, meter = self.layer.codes[place], self.stream.meter
-        assert isinstance(code, CellCode)
-        columns = self.products.columns[span]
-        inner = columns - self.layer.units[place].columns.start
-        steps = code.sizes[:, inner] / code.sigma[inner]
-        tables = (1.0 / steps).float(), code.largest[:, inner].float(), code.first[:, inner]
-        numbers = *(table.contiguous().numpy() for table in tables), code.levels.float().numpy()
+        meter, columns = self.stream.meter, self.products.columns[span]
+        widths = meter.widths[:, columns].numpy()
+        numbers = *(table[widths] for table in _cells()), _signed_levels()[0]
         bins = meter.base[:, columns].contiguous().numpy(), meter.shift[:, columns].contiguous().numpy()
         order = self.layer.units[place].group
         return _Unit(span, order, self.products.across[place], numbers, bins)
@@ -150,6 +150,16 @@ class _Unit:
     across: Tensor
     tables: tuple[NDArray[Any], ...]
     bins: tuple[NDArray[Any], ...]
+
+
+@lru_cache
+def _cells() -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    """By resolution, 0 for none: cells in a latent of size 1, largest number of one, where levels have number 0."""
+    every = range(1, WIDEST + 1)
+    inverse = np.array([0.0, *(1.0 / step(width) for width in every)], dtype=np.float32)
+    largest = np.array([0.0, *(float(most(width)) for width in every)], dtype=np.float32)
+    origins = _signed_levels()[1]
+    return inverse, largest, np.array([origins[1], *(origins[width] for width in every)], dtype=np.int64)
 
 
 def _size(loudness: int) -> float:

@@ -19,9 +19,9 @@ from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, identify, load_config, load_model, load_tokenizer
 from aatc_cli.models.rotary import config_frequencies
-from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order
+from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order, require_even
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
-from aatc_cli.runtime.fused_tiles.spec import fused_layer
+from aatc_cli.runtime.fused_tiles.spec import fused_layer, with_tables
 from aatc_cli.runtime.stored.opening import biases_of
 
 _SEE = "see docs/serving.md"
@@ -51,12 +51,15 @@ def prepare_plan(plan: Plan, source: ModelSource) -> Prepared:
     if any(bias is not None for layer in biases for bias in layer.values()):
         biases = biases_of(load_model(source, dtype="float32"))
     check_model(model, plan.recipe.window)
-    return Prepared(plan.name, plan.codecs("cpu"), plan.recipe.window, biases, model)
+    codecs = plan.codecs("cpu")
+    for pair in codecs:
+        require_even(pair)
+    return Prepared(plan.name, codecs, plan.recipe.window, biases, model)
 
 
 def check_plan(plan: Plan) -> None:
     """Raise `AatcError` for a plan that is not of tiles as blocks of the engine hold them."""
-    hint = "plan with --recipe loss-aware-tiles"
+    hint = "plan with --recipe loss-aware-tiles-even"
     if not plan.recipe.choices.classes.tiled:
         raise AatcError(f"{plan.name} is no plan of tiles, which are the blocks of the engine", hint)
     if not plan.recipe.window.exact or plan.recipe.window.flush != TILE:
@@ -91,4 +94,4 @@ def static_of(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> F
             placed[side] = None if bias is None else bias.to(device)
         layers.append(fused_layer(layer, pair, placed, None, like))
     frequencies = config_frequencies(prepared.model, geometry.head_dim).to(device)
-    return FusedTilesStatic(tuple(layers), prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)
+    return FusedTilesStatic(with_tables(layers), prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)

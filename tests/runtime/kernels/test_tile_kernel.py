@@ -15,6 +15,8 @@ from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
 from aatc_cli.core.tile_rule import TileRule
+from aatc_cli.errors import AatcError
+from aatc_cli.runtime.fused_tiles.digits import digits_of
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
@@ -151,6 +153,27 @@ def test_records_hold_what_packed_tiles_hold(rule: TileRule, heads: int, dim: in
     ours_by_cause = records.bytes_by_cause(law)
     assert (law.total, ours_by_cause.total) == (packed.nbytes, records.nbytes)
     assert ours_by_cause.padding >= 0
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_digits_of_full_planes_leave_no_room(side: Side) -> None:
+    """Sixteen digits of each size fill words, and some of two bits become half as many of four."""
+    widths = [8] * 16 + [7] * 16 + [5] * 32 + [3] * 16 + [2] * 32 + [0] * 16
+    fours, twos, ones = digits_of(widths, side)
+    assert sum(part.nbytes for part in (fours, twos, ones)) * 8 == 16 * sum(widths)
+    assert fours.count > 0
+    assert fours.count % 16 == 0
+    codes = torch.stack([torch.randint(2**w, (16,), generator=torch.Generator().manual_seed(w)) for w in widths], -1)
+    assert torch.equal(sum(part.unpack(part.pack(codes), len(widths)) for part in (fours, twos, ones)), codes)
+
+
+def test_levels_that_are_not_even_are_refused() -> None:
+    codecs = codecs_of(1, 64, 2.0, THREE)
+    lloyd = {
+        side: TileCodec(replace(codec.codec, quantizer="lloyd"), codec.bits, THREE) for side, codec in codecs.items()
+    }
+    with pytest.raises(AatcError, match="evenly spaced"):
+        TileTables.of(lloyd, RecordTiles(lloyd, THREE, 1), {"k": None, "v": None})
 
 
 @pytest.mark.parametrize(
