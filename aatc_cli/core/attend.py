@@ -41,7 +41,7 @@ def attention_with_sums(query: Tensor, keys: Tensor, values: Tensor, scaling: fl
         return None
     share = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(share, 1) if share > 1 else x for x in (keys, values))
-    given, scale = (query.contiguous(), keys.contiguous(), values.contiguous()), {"scale": scaling}
+    given, scale = (query, keys, values), {"scale": scaling}
     if query.dtype == torch.float32:
         found = torch.ops.aten._scaled_dot_product_efficient_attention(*given, None, True, 0.0, True, **scale)
         return found[0], found[1][..., : query.shape[2]]

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aatc_cli.core.cell_code import LOUDNESS_STEPS
@@ -29,11 +31,12 @@ _LOOSE, _STRICT = (0.1, 0.12), 3
 # attempts in all, and those that are made for bits that are left over
 _ATTEMPTS, _FINE = 16, 10
 # the loudness at which nothing is left to say, taken where no attempt was within the bits
-FARTHEST = 120 * LOUDNESS_STEPS
+FARTHEST = 120.0 * LOUDNESS_STEPS
 # first step of an attempt where bits do not fall; logarithm of bits that cells twice as large take off, to begin with
-_LEAP, _SLOPE = 2 * LOUDNESS_STEPS, -1.2
+_LEAP, _SLOPE = 2.0 * LOUDNESS_STEPS, -1.2
 
 
+Floats = NDArray[np.float64]
 T = TypeVar("T")
 # codes with loudness [..., tiles] int64: what coding gave, and its bits [..., chunks]
 Attempt = Callable[[Tensor], tuple[T, Tensor]]
@@ -45,7 +48,7 @@ class RateControl:
     def __init__(self, layers: Sequence[StoredLayer], heads: int, chunk: int = CHUNK) -> None:
         self.layers, self.heads, self.chunk = list(layers), heads, chunk
         self.planned = [_planned(layer, heads) for layer in layers]
-        self.left = self.loudness = self.bits = torch.zeros(0)
+        self.left = self.loudness = self.bits = np.zeros(0)
 
     def encode(self, place: int, rows: Tensor, below: Sequence[Tensor], classes: Tensor) -> tuple[LayerCells, Tensor]:
         """As `StoredLayer.encode` of layer ``place``; the lowest one begins new chunks."""
@@ -63,20 +66,19 @@ class RateControl:
         """What ``attempt`` gives within the bits of layer ``place``, of ``tiles`` in each of the texts of ``like``."""
         by_chunk = self.chunk // self.layers[place].rule.tile
         sizes = [float(min(by_chunk, tiles - start)) for start in range(0, tiles, by_chunk)]
-        held = torch.tensor(sizes, dtype=torch.float64, device=like.device)
-        planned = self.planned[place] * held.expand(*like.shape, -1)
+        planned = np.broadcast_to(self.planned[place] * np.array(sizes), (*like.shape, len(sizes)))
         if not place:
-            self.left = self.bits = self.loudness = torch.zeros_like(planned)
-        room = self.left.to(planned) + planned
+            self.left = self.bits = self.loudness = np.zeros_like(planned)
+        room = self.left + planned
         strict = place >= len(self.layers) - _STRICT
-        search = _Search(self.loudness.to(planned), room, planned, (OVER, UNDER) if strict else _LOOSE)
+        search = _Search(self.loudness, room, planned, (OVER, UNDER) if strict else _LOOSE)
         for number in range(_ATTEMPTS):
-            by_tile = search.index.to(torch.int64).repeat_interleave(by_chunk, -1)[..., :tiles]
-            found, bits = attempt(by_tile)
+            by_tile = np.repeat(search.index.astype(np.int64), by_chunk, -1)[..., :tiles]
+            found, measured = attempt(torch.from_numpy(by_tile).to(like.device))
+            bits: Floats = measured.cpu().numpy()
             if search.ended(bits, number):
                 break
-        self.loudness, self.left = search.index, room - bits
-        self.bits = self.bits.to(bits) + bits
+        self.loudness, self.left, self.bits = search.index, room - bits, self.bits + bits
         return found
 
 
@@ -86,46 +88,46 @@ class _Search:
     index: of the next attempt. off: of the planned bits, how far above its room it may end, and how far below.
     """
 
-    def __init__(self, index: Tensor, room: Tensor, planned: Tensor, off: tuple[float, float]) -> None:
+    def __init__(self, index: Floats, room: Floats, planned: Floats, off: tuple[float, float]) -> None:
         self.index, self.room = index, room
         self.most, self.least = room + off[0] * planned, room - off[1] * planned
-        self.below = torch.full_like(index, -FARTHEST)
-        self.above = torch.full_like(index, FARTHEST)
-        self.before: tuple[Tensor, Tensor] | None = None
-        self.leap = torch.full_like(index, _LEAP)
+        self.below, self.above = np.full_like(index, -FARTHEST), np.full_like(index, FARTHEST)
+        self.before: tuple[Floats, Floats] | None = None
+        self.leap = np.full_like(index, _LEAP)
 
-    def ended(self, bits: Tensor, attempt: int) -> bool:
+    def ended(self, bits: Floats, attempt: int) -> bool:
         """Whether all chunks are within their room; else the next attempt is at hand."""
         much = bits > self.most
         little = (bits < self.least) & (self.index > -FARTHEST)
         wrong = (much & (self.index < FARTHEST)) | (little & (self.above - self.below > 1) & (attempt < _FINE))
-        if not bool(wrong.any()) or attempt == _ATTEMPTS - 1:
+        if not wrong.any() or attempt == _ATTEMPTS - 1:
             return True
-        self.below = torch.where(much, torch.maximum(self.below, self.index), self.below)
-        self.above = torch.where(much, self.above, torch.minimum(self.above, self.index))
-        better = torch.full_like(self.index, FARTHEST) if attempt == _ATTEMPTS - 2 else self._better(bits, much)
+        self.below = np.where(much, np.maximum(self.below, self.index), self.below)
+        self.above = np.where(much, self.above, np.minimum(self.above, self.index))
+        better = np.full_like(self.index, FARTHEST) if attempt == _ATTEMPTS - 2 else self._better(bits, much)
         self.before = self.index, bits
-        self.index = torch.where(wrong, better, self.index)
+        self.index = np.where(wrong, better, self.index)
         return False
 
-    def _better(self, bits: Tensor, much: Tensor) -> Tensor:
+    def _better(self, bits: Floats, much: NDArray[np.bool_]) -> Floats:
         """On a line through the last two attempts, at what there is room for or a little less."""
-        slope, flat = torch.full_like(bits, _SLOPE / LOUDNESS_STEPS), torch.zeros_like(much)
+        slope, flat = np.full_like(bits, _SLOPE / LOUDNESS_STEPS), np.zeros_like(much)
         if self.before is not None:
             index, other = self.before
             moved = self.index != index
-            found = (bits.log() - other.log()) / torch.where(moved, self.index - index, torch.ones_like(index))
+            found = np.log(bits / other) / np.where(moved, self.index - index, 1.0)
             flat = moved & (found > 0.1 * slope)
-            slope = torch.where(moved & ~flat, found.clamp(min=4 * slope), slope)
-        wanted = ((2 * self.room + self.most + self.least) / 4).clamp(min=1.0)
-        step = ((wanted.log() - bits.log()) / slope).clamp(-_LEAP, 2 * _LEAP).round()
+            slope = np.where(moved & ~flat, np.maximum(found, 4 * slope), slope)
+        wanted = np.maximum((2 * self.room + self.most + self.least) / 4, 1.0)
+        step = np.rint(np.clip(np.log(wanted / bits) / slope, -_LEAP, 2 * _LEAP))
         # what saturates says nothing of how far it is
-        step = torch.where(flat & much, self.leap, step)
-        self.leap = torch.where(flat, 4 * self.leap, self.leap)
-        step = torch.where(much, step.clamp(min=1.0), step.clamp(max=-1.0))
+        step = np.where(flat & much, self.leap, step)
+        self.leap = np.where(flat, 4 * self.leap, self.leap)
+        step = np.where(much, np.maximum(step, 1.0), np.minimum(step, -1.0))
         near = self.index + step
         inside = (near > self.below) & (near < self.above)
-        return torch.where(inside, near, ((self.below + self.above) / 2).floor())
+        found_index: Floats = np.where(inside, near, np.floor((self.below + self.above) / 2))
+        return found_index
 
 
 def _planned(layer: StoredLayer, heads: int) -> float:

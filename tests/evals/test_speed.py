@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
+from aatc_cli.evals.speed import parts
 from aatc_cli.evals.speed.expected import check_logits, expected_logits
 from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.models.adapter import attention_layers
@@ -38,6 +42,36 @@ def test_a_row_compares_within_a_repeat():
     assert (row.ratio, row.ratio_low, row.ratio_high) == pytest.approx((3.0, 1.5, 3.0))
     assert (row.milliseconds, row.milliseconds_low, row.milliseconds_high) == pytest.approx((450, 300, 600))
     assert row.bytes_moved == 77
+
+
+def test_a_captured_step_is_timed_over_whole_flush_blocks(monkeypatch):
+    done = []
+
+    class Decoder:
+        def __init__(self, session, rows, room):
+            done.append((rows, room))
+
+        def start(self, cache, tokens):
+            done.append((cache, tokens.tolist()))
+
+        def step(self):
+            done.append("step")
+
+    monkeypatch.setattr(parts, "RaggedDecoder", Decoder)
+    packed = SimpleNamespace(attached=nullcontext)
+    bench = SimpleNamespace(
+        filled=lambda session: "filled",
+        packed=packed,
+        batch=2,
+        context=3,
+        steps=4,
+        repeats=2,
+        ids=torch.arange(20).view(2, 10),
+        wait=lambda: None,
+    )
+    assert len(parts.captured_seconds(bench)) == 2
+    # one repeat more, which warms up
+    assert done == [(2, 3 + 4 * 3), ("filled", [3, 13]), *["step"] * 12]
 
 
 def test_the_check_allows_a_part_of_what_compression_does_and_rounding():

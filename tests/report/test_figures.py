@@ -57,21 +57,40 @@ def test_a_bit_map_has_every_channel_once() -> None:
     assert "8 or more" not in bitmap_figure(bit_maps(PLANS)[0], 8, "bits0", legend=True)
 
 
-def test_cells_are_written_as_boxes_of_four_sides() -> None:
-    """Each run once, as wide as its channels, in little text: bit maps are most of a page of many plans."""
+def test_cells_are_written_as_strokes_of_a_row() -> None:
+    """Each run once, where its channels are, in little text: bit maps are most of a page of many plans."""
     for found in bit_maps(PLANS):
         drawn = bitmap_figure(found, 9, "bits0", legend=False)
         for side in SIDES:
+            rows: dict[float, list[tuple[float, float, int]]] = {}
             for width in range(1, 10):
-                path = re.search(rf'id="bits0-cells-{side}{width}">\s*<path d="([^"]*)"', drawn)
+                path = re.search(rf'id="bits0-cells-{side}{width}">\s*<path d="([^"]*)" ([^>]*)>', drawn)
                 runs = [run for row in found.runs[side] for run in row if run[2] == width]
-                boxes = re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)z", path[1] if path else "")
-                assert path is None or "".join(path[1].split()).count("z") == len(boxes)
-                assert len(boxes) == len(runs)
-                across = [float(right) - float(left) for left, _, right, _, _ in boxes]
-                assert [x / max(across) * max(run[1] for run in runs) for x in across] == pytest.approx(
-                    [run[1] for run in runs], rel=0.01
-                )
+                assert (path is not None) == bool(runs)
+                if path is None:
+                    continue
+                assert "fill: none" in path[2]
+                assert "stroke: var(--b" in path[2]
+                x = y = 0.0
+                for kind, across, down, length in re.findall(r"([Mm])([-\d.]+) ([\d.]+)h([\d.]+)", path[1]):
+                    x, y = (float(across), float(down)) if kind == "M" else (x + float(across), y)
+                    rows.setdefault(y, []).append((x, float(length), width))
+                    x += float(length)
+                assert path[1].count("h") == len(runs)
+            # drawn over its layer, a row is the plan's widths: channel after channel, those of no bits left out
+            left = min(start for cells in rows.values() for start, _, _ in cells)
+            first = min(start for row in found.runs[side] for start, _, width in row if width)
+            one = min(length for cells in rows.values() for _, length, _ in cells)
+            shortest = min(count for row in found.runs[side] for _, count, width in row if width)
+            unit = one / shortest
+            shown = [
+                [
+                    (round((x - left) / unit) + first, round(length / unit), width)
+                    for x, length, width in sorted(rows[y])
+                ]
+                for y in sorted(rows)
+            ]
+            assert shown == [[run for run in row if run[2]] for row in found.runs[side] if any(run[2] for run in row)]
 
 
 def test_of_many_plans_one_of_each_recipe_is_drawn() -> None:

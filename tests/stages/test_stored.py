@@ -14,12 +14,15 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
+from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
+from aatc_cli.evals.forced.stored import stored_layers
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.models.loading import find_model
 from aatc_cli.profiles import TextMixture, load_recipe
+from aatc_cli.runtime.stored.compiled_chunk import CompiledChunk
 from aatc_cli.stages.allocate import allocate, check
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.inspecting.plan import inspect_plan
@@ -171,6 +174,23 @@ def test_aqua_kv_from_stats_to_divergence(
     subjects = [Subject(recipe, plan) for plan in plans]
     few, many = measured("kl", run, tiny_llama, subjects, text=[corpus], **given)
     assert 0 < many.kl_mean < few.kl_mean < 5
+
+
+def test_a_mean_is_taken_off_before_and_added_again(run: Run) -> None:
+    """Tokens that are the mean have nothing to code, in any layer, and are read as it."""
+    data = load_recipe("stored").model_dump(mode="json")
+    recipe = Recipe.model_validate(data | {"name": "centred", "transform": "metric-centred"})
+    whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
+    [plan] = allocate(run, recipe, [make_budget(bits=4.0)], force=True)
+    layers = stored_layers(plan.simulated_codecs("cpu"))
+    stats = Stats.open(run.stats())
+    means = [torch.cat([stats.layer(i).mean(side) for side in ("k", "v")]).float() for i in range(4)]
+    rows = [mean.expand(64, -1) for mean in means]
+    classes = [layer.rule.classes_of(torch.rand(2, 64), 0, 0) for layer in layers]
+    for code in (StoredCode(layers, 2), CompiledChunk(layers, 2)):
+        found, _ = code.read(code.parts(rows, classes), 64)
+        for mine, mean in zip(found, rows, strict=True):
+            torch.testing.assert_close(mine, mean, rtol=1e-4, atol=1e-4)
 
 
 def test_no_live_cache_holds_it(plan: Plan) -> None:

@@ -18,10 +18,13 @@ from aatc_cli.evals.speed.expected import check_logits, expected_logits
 from aatc_cli.evals.speed.result import REFERENCE, SpeedCheck, SpeedRow
 from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.models.compressed import cache_keyword
+from aatc_cli.runtime.fused_tiles.ragged import RaggedDecoder, has_shared_step
 from aatc_cli.runtime.session import Session
 
 # names of the caches that are measured, by what computes their attention
 _BACKENDS = {"packed": "torch", "fused": "fused"}
+# a fused cache of tiles whose step is captured once, as a service decodes; the model's own goes token by token
+CAPTURED = "fused, captured"
 
 
 @dataclass
@@ -67,10 +70,10 @@ class Bench:
     def timed(self, session: Session, work: Callable[[], object]) -> float:
         """Seconds of ``work`` with the model attached to the session's caches."""
         with session.attached():
-            self._wait()
+            self.wait()
             began = time.perf_counter()
             work()
-            self._wait()
+            self.wait()
             return time.perf_counter() - began
 
     def filled(self, session: Session) -> Any:
@@ -80,7 +83,8 @@ class Bench:
             self.forward(cache, self.ids[:, : self.context])
         return cache
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
         if self.ids.device.type == "cuda":
             torch.cuda.synchronize(self.ids.device)
 
@@ -124,10 +128,29 @@ def decode_part(bench: Bench) -> list[SpeedRow]:
 
     # the first repeat warms up
     theirs, ours = (found[1:] for found in alternate([once(bench.plain), once(bench.packed)], bench.repeats + 1))
+    timed = [(REFERENCE, theirs), (bench.backend, ours)]
+    if has_shared_step(bench.packed):
+        moved[CAPTURED] = moved[bench.backend]
+        timed.append((CAPTURED, captured_seconds(bench)))
     return [
-        speed_row("decode", bench.context, bench.batch, name, seconds, theirs, moved[name])
-        for name, seconds in ((REFERENCE, theirs), (bench.backend, ours))
+        speed_row("decode", bench.context, bench.batch, name, seconds, theirs, moved[name]) for name, seconds in timed
     ]
+
+
+def captured_seconds(bench: Bench) -> list[float]:
+    """Seconds a token of every repeat by the step that is captured once, packing of tiles between steps included."""
+    cache, found = bench.filled(bench.packed), []
+    with bench.packed.attached():
+        decoder = RaggedDecoder(bench.packed, bench.batch, bench.context + bench.steps * (bench.repeats + 1))
+        decoder.start(cache, bench.ids[:, bench.context])
+        for _ in range(bench.repeats + 1):
+            bench.wait()
+            began = time.perf_counter()
+            for _ in range(bench.steps):
+                decoder.step()
+            bench.wait()
+            found.append((time.perf_counter() - began) / bench.steps)
+    return found[1:]
 
 
 PARTS: tuple[Part, ...] = (prefill_part, decode_part)

@@ -13,7 +13,7 @@ from aatc_cli.report.figures.style import BAND, FULL_WIDTH, SIDE_COLOUR, SIDE_NA
 from aatc_cli.report.series.plans import BitMap, Widths
 
 # boxes of the cells of one width, as matplotlib writes them: corner by corner, the first one again or closed
-_CELLS = re.compile(r'(<g id="[^"]*cells-[kv]\d+">\s*<path d=")([^"]*)(")')
+_CELLS = re.compile(r'(<g id="[^"]*cells-[kv]\d+">\s*<path d=")([^"]*)("[^>]*style=")([^"]*)"')
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -79,14 +79,30 @@ def bitmap_figure(bitmap: BitMap, widest: int, name: str, *, legend: bool) -> st
 
 
 def _compact(cells: re.Match[str]) -> str:
-    """The same boxes to a hundredth of a point, as sides: a quarter of the text, which is most of a page of plans."""
-    found = []
+    """The same cells as one stroke a run, as wide as a row: a sixth of the text, which is most of a page of plans.
+
+    Corners are rounded to a hundredth of a point and steps are between rounded ones, so nothing adds up.
+    """
+    boxes = []
     for box in cells[2].split("z"):
-        corners = [f"{float(number):.2f}".rstrip("0").rstrip(".") for number in _NUMBER.findall(box)]
+        corners = [round(100 * float(number)) for number in _NUMBER.findall(box)]
         if corners:
             left, top, right, _, _, bottom = corners[:6]
-            found.append(f"M{left} {top}H{right}V{bottom}H{left}z")
-    return f"{cells[1]}{''.join(found)}{cells[3]}"
+            boxes.append((top, bottom, left, right))
+    found, row, at = [], None, 0
+    for top, bottom, left, right in sorted(boxes):
+        move = (
+            f"M{_hundredths(left)} {_hundredths((top + bottom) // 2)}" if row != top else f"m{_hundredths(left - at)} 0"
+        )
+        found.append(f"{move}h{_hundredths(right - left)}")
+        row, at = top, right
+    wide = max((bottom - top for top, bottom, _, _ in boxes), default=0)
+    style = cells[4].replace("fill:", "stroke:", 1)
+    return f'{cells[1]}{found}{cells[3]}{style}; fill: none; stroke-width: {_hundredths(wide)}"'
+
+
+def _hundredths(number: int) -> str:
+    return f"{number / 100:.2f}".rstrip("0").rstrip(".")
 
 
 def _shade(width: int) -> str:

@@ -52,6 +52,8 @@ class FusedTilesShared:
         self.turns: TileTurns | None = None
         # while a step is captured: what it does may depend on nothing that the host counts
         self.steady = False
+        # read off the device here: a step that is captured may not
+        self._fast = fast_lots(form.frequencies)
         self._decoders: dict[TileShape, TileDecoder] = {}
 
     def move(self, tokens: int, tiles: int, capacity: int, offset: int) -> None:
@@ -111,7 +113,7 @@ class FusedTilesShared:
             form.window.sinks,
             capacity,
             tables.tile_bytes,
-            fast_lots(form.frequencies),
+            self._fast,
             tables.steps,
             tables.stage_bytes,
             tables.biased,

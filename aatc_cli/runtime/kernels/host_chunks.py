@@ -20,11 +20,14 @@ from llvmlite import binding, ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from aatc_cli.runtime.kernels.host_dot import COLUMNS, HAS_DOT, paired, products
+
 TILE = 64
 _OPTIONS = {"nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
-_ONE, _THREE = np.uint32(1), np.uint32(3)
+_ONE, _TWO, _THREE = np.uint32(1), np.uint32(2), np.uint32(3)
 # places of no sign: one that may be negative is looked at before every load
 _U = np.uint64
+_ONE_U = np.uint64(1)
 
 
 @njit(**_OPTIONS)
@@ -65,32 +68,41 @@ def scales_of(data, place, bits, scales, count, out, first):
 
 
 @njit(**_OPTIONS)
-def latents_of(words, halves, tile, entries, slots, levels, first, count, quota, codes, scale, out):
-    """Latents [count, TILE] of one part, times the scale [quota] of their tokens; ``tile``: its byte in the data."""
+def latents_of(words, halves, tile, entries, slots, levels, first, count, quota, codes, out):
+    """Latents [count, TILE] of one part before the token scale; ``tile``: its byte in the data."""
     for j in range(count):
         entry = 4 * (first + j)
         s, level, to = 4 * entries[entry + 1], _U(entries[entry + 3]), _U(TILE * j)
         number = entries[entry + 2]
         at, bit = _U((tile + slots[s]) // 4), np.uint32(slots[s + 1])
         if number == 1 and slots[s + 3] == 2:
+            l0, l1, l2, l3 = levels[level], levels[level + _ONE_U], levels[level + _U(2)], levels[level + _U(3)]
             for r in range(_U(quota)):
-                out[to + r] = levels[level + _U((words[at + r] >> bit) & _THREE)] * scale[r]
+                digit = words[at + r] >> bit
+                odd, even = (l3 if digit & _TWO else l1), (l2 if digit & _TWO else l0)
+                out[to + r] = odd if digit & _ONE else even
             continue
         half = _U((tile + slots[s]) // 2)
         if number == 1:
+            l0, l1 = levels[level], levels[level + _ONE_U]
             for r in range(_U(quota)):
-                out[to + r] = levels[level + _U((np.uint32(halves[half + r]) >> bit) & _ONE)] * scale[r]
+                out[to + r] = l1 if (np.uint32(halves[half + r]) >> bit) & _ONE else l0
             continue
         again, more, up = _U((tile + slots[s + 4]) // 4), np.uint32(slots[s + 5]), np.uint32(slots[s + 6])
         if number == 2 and slots[s + 3] == 2:
             for r in range(_U(quota)):
                 code = ((words[at + r] >> bit) & _THREE) | (((words[again + r] >> more) & _THREE) << up)
-                out[to + r] = levels[level + _U(code)] * scale[r]
+                out[to + r] = levels[level + _U(code)]
             continue
         if number == 2:
+            l0, l1, l2, l3 = levels[level], levels[level + _ONE_U], levels[level + _U(2)], levels[level + _U(3)]
+            l4, l5, l6, l7 = levels[level + _U(4)], levels[level + _U(5)], levels[level + _U(6)], levels[level + _U(7)]
             for r in range(_U(quota)):
-                code = ((np.uint32(halves[half + r]) >> bit) & _ONE) | (((words[again + r] >> more) & _THREE) << up)
-                out[to + r] = levels[level + _U(code)] * scale[r]
+                low, high = (np.uint32(halves[half + r]) >> bit) & _ONE, words[again + r] >> more
+                a, b = (l1 if low else l0), (l3 if low else l2)
+                c, d = (l5 if low else l4), (l7 if low else l6)
+                upper, lower = (d if high & _ONE else c), (b if high & _ONE else a)
+                out[to + r] = upper if high & _TWO else lower
             continue
         for r in range(_U(quota)):
             codes[r] = 0
@@ -105,7 +117,7 @@ def latents_of(words, halves, tile, entries, slots, levels, first, count, quota,
                 for r in range(_U(quota)):
                     codes[r] |= ((np.uint32(halves[half + r]) >> bit) & _ONE) << up
         for r in range(_U(quota)):
-            out[to + r] = levels[level + _U(codes[r])] * scale[r]
+            out[to + r] = levels[level + _U(codes[r])]
 
 
 def _decoded(size: int) -> Any:
@@ -189,7 +201,7 @@ def brain_of(number):
 
 
 def finished_of(size: int, dim: int, rotary: int, style: int) -> Any:
-    """Rows of a tile [64, E] by class to pages: in the order of tokens, with the bias, rotated, in numbers of ``kind``.
+    """Rows of a tile [64, E] by class to pages of ``kind``: in the order of tokens, scaled, with the bias, rotated.
 
     style 0 turns nothing, 1 has pairs half a rotary width apart, 2 side by side. ``angle``: place in the tables of the
     tile's first token; tokens are written ``step`` apart from ``to`` on.
@@ -198,33 +210,35 @@ def finished_of(size: int, dim: int, rotary: int, style: int) -> Any:
     heads = _U(size // dim)
 
     @njit(**_OPTIONS)
-    def turned(rows, source, bias, angle, cos, sin, line):
+    def turned(rows, source, alpha, bias, angle, cos, sin, line):
         for head in range(heads):
             h = head * wide
             s = source + h
             if style == 1:
                 for i in range(half):
-                    x, y = rows[s + i] + bias[h + i], rows[s + half + i] + bias[h + half + i]
+                    x = rows[s + i] * alpha + bias[h + i]
+                    y = rows[s + half + i] * alpha + bias[h + half + i]
                     line[h + i] = x * cos[angle + i] - y * sin[angle + i]
                     line[h + half + i] = y * cos[angle + half + i] + x * sin[angle + half + i]
             else:
                 for pair in range(half):
                     i = _U(2) * pair
-                    x, y = rows[s + i] + bias[h + i], rows[s + i + _U(1)] + bias[h + i + _U(1)]
+                    x = rows[s + i] * alpha + bias[h + i]
+                    y = rows[s + i + _U(1)] * alpha + bias[h + i + _U(1)]
                     line[h + i] = x * cos[angle + i] - y * sin[angle + i]
                     line[h + i + _U(1)] = y * cos[angle + i + _U(1)] + x * sin[angle + i + _U(1)]
             for i in range(turn, wide):
-                line[h + i] = rows[s + i] + bias[h + i]
+                line[h + i] = rows[s + i] * alpha + bias[h + i]
 
     @njit(**_OPTIONS)
-    def finished(rows, row, bias, angle, cos, sin, kind, wide_out, narrow_out, to, step, line):
+    def finished(rows, row, scale, bias, angle, cos, sin, kind, wide_out, narrow_out, to, step, line):
         for t in range(_U(TILE)):
-            source, out = _U(row[t]) * n, to + t * step
+            source, out, alpha = _U(row[t]) * n, to + t * step, scale[row[t]]
             if style:
-                turned(rows, source, bias, angle + t * turn, cos, sin, line)
+                turned(rows, source, alpha, bias, angle + t * turn, cos, sin, line)
             else:
                 for e in range(n):
-                    line[e] = rows[source + e] + bias[e]
+                    line[e] = rows[source + e] * alpha + bias[e]
             if kind == 0:
                 for e in range(n):
                     wide_out[out + e] = line[e]
@@ -246,10 +260,10 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
     of the right sizes. data, words, halves: the chunk in units of 1, 4 and 2 bytes; starts [L]: the byte where a layer
     begins. places [L, 5]: where a layer's tables begin in those of all (`host_decode.LayerTables`), and bytes of its
     tile. cos, sin [n, R]. kind: 0 writes float32 to ``wide``, 1 float16 and 2 bfloat16 to ``narrow``, layers ``stride``
-    numbers apart, from ``to`` on.
+    numbers apart, from ``to`` on. Where the machine can, pages in bfloat16 come of products in bfloat16.
     """
     decoded, finished = _decoded(size), finished_of(size, dim, rotary, style)
-    n = _U(size)
+    n, narrow_dot = _U(size), HAS_DOT and size % COLUMNS == 0
 
     @njit(**_OPTIONS)
     def decode_layers(
@@ -263,7 +277,10 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
         entries,
         slots,
         levels,
+        level_bits,
         basis,
+        pair_basis,
+        pair_places,
         scales,
         scale_bits,
         biases,
@@ -283,10 +300,12 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
     ):
         codes, scale = np.zeros(TILE, dtype=np.uint32), np.zeros(TILE, dtype=np.float32)
         latents, rows = np.zeros(size * TILE, dtype=np.float32), np.zeros(TILE * size, dtype=np.float32)
+        bits, pairs = np.zeros(size * TILE, dtype=np.uint32), np.zeros((size + 1) // 2 * TILE, dtype=np.uint32)
         line, row, groups = np.zeros(size, dtype=np.float32), np.arange(TILE), parts.shape[2]
         for layer in range(first, last):
             own_entries = entries[4 * places[layer, 0] : 4 * places[layer + 1, 0]]
             own_slots = slots[4 * places[layer, 1] : 4 * places[layer + 1, 1]]
+            own_bits = level_bits[places[layer, 2] : places[layer + 1, 2]]
             own_levels = levels[places[layer, 2] : places[layer + 1, 2]]
             own_basis = basis[places[layer, 0] * size : places[layer + 1, 0] * size]
             for g in range(groups):
@@ -301,7 +320,16 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
                         at, count, place = parts[layer, k, g, 0], parts[layer, k, g, 1], parts[layer, k, g, 2]
                         stop = start + quotas[k]
                         if count:
-                            scales_of(data, base + place, scale_bits, scales, quotas[k], scale, 0)
+                            scales_of(data, base + place, scale_bits, scales, quotas[k], scale, start)
+                        mine = rows[start * size : stop * size]
+                        if narrow_dot and kind == 2:
+                            latents_of(
+                                words, halves, base, own_entries, own_slots, own_bits, at, count, quotas[k], codes, bits
+                            )
+                            paired(bits, count, TILE, quotas[k], pairs)
+                            first_pair = pair_places[layer, k, g] * size
+                            products(pairs, TILE, pair_basis[first_pair:], size, (count + 1) // 2, quotas[k], mine)
+                        else:
                             latents_of(
                                 words,
                                 halves,
@@ -313,15 +341,14 @@ def kernel_of(size: int, dim: int, rotary: int, style: int) -> Any:
                                 count,
                                 quotas[k],
                                 codes,
-                                scale,
                                 latents,
                             )
-                        mine = own_basis[at * size : (at + count) * size]
-                        decoded(latents, mine, _U(count), _U(quotas[k]), rows[start * size : stop * size])
+                            own = own_basis[at * size : (at + count) * size]
+                            decoded(latents, own, _U(count), _U(quotas[k]), mine)
                         start = stop
                     out = _U(to + layer * stride + (tile * TILE * groups + g) * size)
                     angle = _U(tile * TILE * rotary)
-                    finished(rows, row, bias, angle, cos, sin, kind, wide, narrow, out, n * _U(groups), line)
+                    finished(rows, row, scale, bias, angle, cos, sin, kind, wide, narrow, out, n * _U(groups), line)
         return True
 
     return decode_layers

@@ -40,12 +40,13 @@ def scale_code(root, log_root, factor, log_factor, steps, one, most):
 
 
 @njit(**_OPTIONS)
-def add_errors(x, amount, alpha, edges, rises, sizes, width, start, price, near, error):
+def add_errors(amount, inverse, alpha, edges, rises, sizes, width, start, price, near, error):
     """Add ``price`` times the squared error of every candidate of every row to ``error`` [n].
 
-    x: sizes over scales alpha, amount: sizes; those nearest to x lie between ``edges``, ``rises`` apart.
+    amount [n]: sizes, to be coded at scales alpha, whose inverses are there too. The magnitudes nearest to their ratio
+    lie between ``edges``, ``rises`` apart. Edges are compared with four at a time.
     """
-    count, first = _U(x.shape[0]), sizes[start]
+    count, first = _U(amount.shape[0]), sizes[start]
     if width == 1:
         for m in range(count):
             off = first * alpha[m] - amount[m]
@@ -55,14 +56,15 @@ def add_errors(x, amount, alpha, edges, rises, sizes, width, start, price, near,
     if width == 2:
         edge, rise = edges[start], rises[start]
         for m in range(count):
-            off = (first + (rise if x[m] > edge else zero)) * alpha[m] - amount[m]
+            off = (first + (rise if amount[m] * inverse[m] > edge else zero)) * alpha[m] - amount[m]
             error[m] += price * off * off
         return
     if width == 3:
         a, b, c = edges[start], edges[start + 1], edges[start + 2]
         d, e, f = rises[start], rises[start + 1], rises[start + 2]
         for m in range(count):
-            level = first + (d if x[m] > a else zero) + (e if x[m] > b else zero) + (f if x[m] > c else zero)
+            x = amount[m] * inverse[m]
+            level = first + (d if x > a else zero) + (e if x > b else zero) + (f if x > c else zero)
             off = level * alpha[m] - amount[m]
             error[m] += price * off * off
         return
@@ -73,13 +75,14 @@ def add_errors(x, amount, alpha, edges, rises, sizes, width, start, price, near,
             a, b, c, g = edges[four], edges[four + 1], edges[four + 2], edges[four + 3]
             d, e, f, h = rises[four], rises[four + 1], rises[four + 2], rises[four + 3]
             for m in range(count):
-                more = (d if x[m] > a else zero) + (e if x[m] > b else zero)
-                near[m] += more + (f if x[m] > c else zero) + (h if x[m] > g else zero)
+                x = amount[m] * inverse[m]
+                more = (d if x > a else zero) + (e if x > b else zero)
+                near[m] += more + (f if x > c else zero) + (h if x > g else zero)
     else:
         for m in range(count):
-            place, step = _U(start), _U(1 << (width - 2))
+            x, place, step = amount[m] * inverse[m], _U(start), _U(1 << (width - 2))
             for _ in range(width - 1):
-                place += step if x[m] > edges[place + step - _U(1)] else _U(0)
+                place += step if x > edges[place + step - _U(1)] else _U(0)
                 step >>= _U(1)
             near[m] = sizes[place]
     for m in range(count):
@@ -191,7 +194,7 @@ def encode_side(
     groups, size, tokens = units.shape
     count, most = factors.shape[0], (1 << scale_bits) - 1
     unit, near = np.zeros(size * TILE, dtype=np.float32), np.zeros(count * TILE, dtype=np.float32)
-    wanted, x = np.zeros(count * TILE, dtype=np.float32), np.zeros(count * TILE, dtype=np.float32)
+    wanted = np.zeros(count * TILE, dtype=np.float32)
     codes, row_of = np.zeros(size * TILE, dtype=np.uint8), np.zeros(size, dtype=np.int64)
     energy, amount = np.zeros(TILE, dtype=np.float32), np.zeros(size * TILE, dtype=np.float32)
     alpha, inverse = np.zeros(count * TILE, dtype=np.float32), np.zeros(count * TILE, dtype=np.float32)
@@ -246,10 +249,10 @@ def encode_side(
                         to = i * _U(quota)
                         for r in range(_U(quota)):
                             wanted[to + r] = amount[from_ + r]
-                    for m in range(every):
-                        x[m] = wanted[m] * inverse[m]
                     price = prices[k, g, c]
-                    add_errors(x[:every], wanted, alpha, edges, rises, sizes, width, starts[width], price, near, error)
+                    add_errors(
+                        wanted[:every], inverse, alpha, edges, rises, sizes, width, starts[width], price, near, error
+                    )
                 best_of(error, held, count, quota, best)
                 for r in range(quota):
                     inverse[r] = 1 / scales[best[r]] if scales[best[r]] > 0 else 1.0

@@ -39,7 +39,8 @@ def host_available() -> bool:
 class LayerTables:
     """The tables of one side of all layers, one behind another, as `runtime.kernels.host_chunks` takes them.
 
-    places [L + 1, 4]: first entry, slot and level of a layer, and bytes of its tile.
+    places [L + 1, 4]: first entry, slot and level of a layer, and bytes of its tile. level_bits, pair_basis: levels and
+    basis in bfloat16, channels in pairs, the first of a part at pair_places [L, classes, groups].
     """
 
     first: SideTables
@@ -48,7 +49,10 @@ class LayerTables:
     entries: Any
     slots: Any
     levels: Any
+    level_bits: Any
     basis: Any
+    pair_basis: Any
+    pair_places: Any
     biases: Any
 
     @classmethod
@@ -58,16 +62,42 @@ class LayerTables:
         starts = [list(accumulate(column, initial=0)) for column in zip(*counts, strict=True)]
         sizes = [*(t.nbytes for t in tables), 0]
         channels = tables[0].groups * tables[0].size
+        levels = np.concatenate([t.levels for t in tables])
+        pair_basis, pair_places = _pairs(tables)
         return cls(
             tables[0],
             np.array([*starts, sizes], dtype=np.int64).T.copy(),
             np.stack([t.parts for t in tables]),
             np.concatenate([t.entries.ravel() for t in tables]),
             np.concatenate([t.slots.ravel() for t in tables]),
-            np.concatenate([t.levels for t in tables]),
+            levels,
+            _bfloat16(levels),
             np.concatenate([t.basis.ravel() for t in tables]),
+            pair_basis,
+            pair_places,
             np.stack([t.bias if t.bias.size else np.zeros(channels, dtype=np.float32) for t in tables]),
         )
+
+
+def _bfloat16(numbers: Any) -> Any:
+    """The bits of numbers in bfloat16, one a word."""
+    narrow = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    return narrow.astype(np.uint32)
+
+
+def _pairs(tables: Sequence[SideTables]) -> tuple[Any, Any]:
+    """Rows of the basis of every part in bfloat16, in pairs: words [pairs, E], and the first pair of every part."""
+    places = np.zeros((len(tables), *tables[0].parts.shape[:2]), dtype=np.int64)
+    words, size = [np.zeros((1, tables[0].size), dtype=np.uint32)], 1
+    for layer, mine in enumerate(tables):
+        bits = _bfloat16(mine.basis.ravel()).reshape(mine.basis.shape)
+        for k, group in np.ndindex(*mine.parts.shape[:2]):
+            first, count = mine.parts[k, group, :2]
+            part = np.pad(bits[first : first + count], ((0, count % 2), (0, 0)))
+            places[layer, k, group] = size
+            words.append(part[0::2] | part[1::2] << 16)
+            size += len(words[-1])
+    return np.concatenate(words).astype(np.uint32).ravel(), places
 
 
 @dataclass(frozen=True)
@@ -163,7 +193,10 @@ class HostDecoder:
             held.entries,
             held.slots,
             held.levels,
+            held.level_bits,
             held.basis,
+            held.pair_basis,
+            held.pair_places,
             tables.scales,
             tables.scale_bits,
             held.biases,

@@ -40,8 +40,8 @@ def test_codes_are_those_of_torch(heads: int, dim: int, bits: float) -> None:
     expected, found = (held.unpack(layer.encode(rows, received, 0)) for layer in layers)
     assert torch.equal(expected[1], found[1])
     off = [(expected[0][side] != found[0][side]).unflatten(-1, (heads, dim)).any(-1) for side in SIDES]
-    # tokens of a head whose best scale is that by less than float32 tells
-    assert float(torch.stack(off).float().mean()) < 1e-4
+    # two scales of a token of a head may be equally good in float32: some in a million tokens
+    assert int(torch.stack(off).sum()) <= 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
