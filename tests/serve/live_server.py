@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=150)
     given = parser.parse_args()
     more = ("--port=8765", "--host=127.0.0.1", f"--gpu-memory-utilization={given.memory}", "--served-model-name=it")
-    more += ("--kv-cache-memory-bytes=1073741824",)
+    more += ("--kv-cache-memory-bytes=1073741824", "--dtype=bfloat16")
     command = ["serve", "--plan", given.plan, "--model", given.model, "--max-model-len", "2048", "--max-num-seqs", "8"]
     command += [f"--vllm={argument}" for argument in more]
     printed = subprocess.run([sys.executable, "-m", "aatc_cli", *command], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,8 +18,8 @@ from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDe
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 
-# kernels that are compiled at once
-_THREADS = 8
+# kernels that are compiled at once, at most
+_THREADS = 16
 # sequences that a launch is made for, so that few shapes are made in all
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -152,6 +153,6 @@ class Decoding:
 def compile_shapes(shapes: Sequence[TileShape], dtype: torch.dtype, device: torch.device) -> None:
     """Compile the kernels of all shapes, several at a time: NVRTC leaves the other threads alone."""
     wanted = dict.fromkeys(shape.defines(ELEMENTS[dtype]) for shape in shapes)
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         for _ in pool.map(lambda d: function("tiles_sm90.cu", "attend_tiles", d, device.index or 0), wanted):
             pass
