@@ -135,6 +135,6 @@ def alike(group: Group, counts: list[int], starts: list[int]) -> dict[tuple[int,
 
 
 def _extremes(rows: Tensor) -> tuple[Tensor, ...]:
-    """What tells of rows [n, C] whether all of them is finite: [n] each."""
-    # a GPU takes some fifty times as long for the least and the largest together as memory would allow
+    """What tells of rows [n, C] whether all numbers of each are finite: [n], once or twice."""
+    # a GPU is slow at the least and the largest together
     return (rows.abs().amax(-1),) if rows.is_cuda else tuple(rows.aminmax(dim=-1))
