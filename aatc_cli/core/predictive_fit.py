@@ -24,6 +24,8 @@ from aatc_cli.core.transform import GroupTransform
 # of the mean square of every regressor: what a fit on a sample and noise of another size than planned can bear
 RIDGE = 1e-3
 _CHAIN_RIDGE = 1e-6
+# of numbers that half precision holds
+_LARGEST = 3e4
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,9 @@ class ClosedLoop:
         factor = self.metric(layer)
         _, basis = torch.linalg.eigh(factor.T @ told @ factor)
         found = whole @ factor @ basis.flip(1)[:, : self.form.rank]
-        # of unit size, so that half precision holds it
+        # of unit size where half precision holds that; what is read may be very small
         scale = ((szz @ found) * found).sum(0).clamp_min(1e-30).rsqrt()
+        scale = scale.minimum(_LARGEST / found.abs().amax(0).clamp_min(1e-30))
         rounded: Tensor = (found * scale).half().to(szz.dtype)
         return rounded
 

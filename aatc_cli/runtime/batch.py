@@ -69,7 +69,7 @@ def check_rows(fresh: list[Fresh]) -> None:
         for rows in ([one.keys.flatten(0, 1) for one in fresh], [one.values.flatten(0, 1) for one in fresh])
     )
     # zero for a row that a cache can hold, NaN for another
-    marks = torch.stack((*keys.aminmax(dim=-1), *values.aminmax(dim=-1))).float().mul(_HEADROOM).mul(0).sum(0).isnan()
+    marks = torch.stack((*_extremes(keys), *_extremes(values))).float().mul(_HEADROOM).mul(0).sum(0).isnan()
     if not bool(marks.any()):
         return
     first = int(marks.nonzero()[0])
@@ -132,3 +132,9 @@ def alike(group: Group, counts: list[int], starts: list[int]) -> dict[tuple[int,
             )
         parts.setdefault((counts[row], offset), []).append(place)
     return parts
+
+
+def _extremes(rows: Tensor) -> tuple[Tensor, ...]:
+    """What tells of rows [n, C] whether all numbers of each are finite: [n], once or twice."""
+    # a GPU is slow at the least and the largest together
+    return (rows.abs().amax(-1),) if rows.is_cuda else tuple(rows.aminmax(dim=-1))

@@ -36,7 +36,8 @@ class AatcOffloadingSpec(_base.OffloadingSpec):  # type: ignore[misc]
                 "run one worker of a model without sliding or recurrent layers",
             )
         self.codec = codec_of(settings_of(self.extra_config), self.tokens_per_block[0] * self.blocks_per_chunk)
-        size = self.codec.nbytes()
+        # the chunk at position 0, with its exact sinks, is the largest
+        size = self.codec.nbytes(0)
         room = self.extra_config.get("cpu_bytes_to_use")
         if size is None or not room:
             raise AatcError("the tier has no size", 'give "cpu_bytes_to_use", and a plan whose chunks have one size')

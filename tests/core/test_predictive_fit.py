@@ -113,6 +113,19 @@ def test_less_that_is_read_tells_less() -> None:
     assert left(Form(1, "units")) < full
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e4])
+def test_numbers_taken_of_rows_of_any_size_are_finite(size: float) -> None:
+    """Half precision holds what is taken, and it tells about as much as of rows of another size."""
+    rows = rows_of(3)
+    usual = fitted(rows, Form(1, "units", rank=4), 1)
+    found = fitted([size * layer for layer in rows], Form(1, "units", rank=4), 1)
+    for (maps, units, _), (_, others, _) in zip(found[1:], usual[1:], strict=True):
+        assert maps.squeeze is not None
+        assert bool(torch.isfinite(maps.squeeze).all())
+        left = sum(float(unit.energy.sum()) for unit in units) / size**2
+        assert left == pytest.approx(sum(float(unit.energy.sum()) for unit in others), rel=0.05)
+
+
 def test_widths_at_a_level_are_those_of_least_cost() -> None:
     table = ReadBack(*(torch.tensor(x) for x in ([1.0, 0.4, 0.1], [0.0, 1.0, 2.0], [0.0, 0.6, 0.9], [0.0, 0.2, 0.1])))
     classes = ClassCosts(torch.tensor([0.75, 0.25]), torch.tensor([[0.5, 0.5], [2.5, 2.5]]))

@@ -90,6 +90,25 @@ def test_a_stream_that_was_changed_is_refused() -> None:
                 quick.read([*parts[:place], cut, *parts[place + 1 :]], 64)
 
 
+def test_vectors_beyond_floats_are_refused() -> None:
+    code = code_of(1, "units")
+    rows, classes = text_of(code, 64, 1.0)
+    rows[1] = rows[1] * 3e38
+    with pytest.raises(AatcError, match="too large"):
+        compiled(code).parts(rows, classes)
+
+
+@pytest.mark.parametrize("loudness", [1e-3, 50.0, 1e20])
+def test_chunks_of_any_loudness_take_the_bytes_of_their_plan(loudness: float) -> None:
+    code = code_of(2, "units")
+    rows, classes = text_of(code, 128, loudness)
+    planned = sum(2 * bits / 8 for bits in RateControl(code.layers, HEADS).planned)
+    parts = compiled(code).parts(rows, classes)
+    assert sum(map(len, parts)) <= 1.006 * planned
+    found, _ = compiled(code).read(parts, 128)
+    assert all(bool(torch.isfinite(layer).all()) for layer in found)
+
+
 def test_loops_have_the_constants_of_the_coder() -> None:
     from aatc_cli.runtime.kernels import cell_symbols as loops
 

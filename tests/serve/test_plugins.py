@@ -294,7 +294,7 @@ def test_the_tier_of_vllm_holds_chunks_by_the_plan_s_bytes(monkeypatch):
     module = plugin(monkeypatch, "vllm", "vllm", "vllm_manager", "vllm_worker")
     monkeypatch.setattr(module, "require_version", lambda *args: "")
     monkeypatch.setattr(module, "codec_of", lambda settings, tokens: codec_of(tokens))
-    size = codec_of().nbytes()
+    size = codec_of().nbytes(0)
     space = types.SimpleNamespace
     extra = {"cpu_bytes_to_use": 3 * size + 5, "aatc": {"plan": "p", "model": "m"}}
     config = space(
@@ -483,6 +483,38 @@ def test_the_tier_of_vllm_0_23_finds_positions_from_the_index_of_a_job_s_first_b
     assert all(r.success for r in handler.get_finished())
     assert all(bool(torch.isinf(each[1:5]).all()) for each in tensors)
     handler.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("order", "together"),
+    [
+        *[(order, False) for order in ("KNHD", "KHND", "HNKD", "NHKD")],
+        *[(order, True) for order in ("LKNHD", "HLKND", "LHNKD", "LNHKD", "HLNKD")],
+    ],
+)
+def test_blocks_are_read_as_they_lie(order, together):
+    """The layouts of 0.23 (K before tokens) and of 0.33 (keys beside values): every number at its place."""
+    from aatc_cli.serve.vllm_transfers import ChunkTransfers
+
+    logical = torch.arange(2 * 40 * 2 * 16 * 2 * 16).view(2, 40, 2, 16, 2, 16).half()  # L, blocks, K, N, H, D
+    axes = {"L": 0, "K": 2, "N": 3, "H": 4, "D": 5}
+    if together:
+        whole = logical.permute(1, *(axes[axis] for axis in order)).reshape(40, -1).contiguous()
+        tensors = [whole]
+    else:
+        tensors = [one.permute(0, *(axes[a] - 1 for a in order)).reshape(40, -1).contiguous() for one in logical]
+    space = types.SimpleNamespace
+    caches = space(
+        tensors=[space(tensor=each.view(torch.int8)) for each in tensors],
+        group_data_refs=[[space(tensor_idx=i, page_size_bytes=2048 * (1 + together)) for i in range(2 - together)]],
+    )
+    orders = ("", order) if together else (order, "")
+    transfers = ChunkTransfers(codec_of(), caches, 16, "float16", orders)
+    for view, one in zip(transfers.views, logical, strict=True):
+        assert torch.equal(view, one)
+    transfers.shutdown()
+    with pytest.raises(AatcError, match="layers with pages"):
+        ChunkTransfers(codec_of(), caches, 16, "float16", orders[::-1])
 
 
 def turning():

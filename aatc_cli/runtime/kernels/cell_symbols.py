@@ -130,6 +130,8 @@ def code_unit(targets, classes, inverse, largest, origin, levels, loudness, base
         # no branch that depends on the sign, which nothing foretells
         for c in range(mine.size):
             z = mine[c] * steps[c] * by
+            # what is no number has no place in a table
+            z = z if z == z else np.float32(0.0)
             code = np.int64(np.copysign(min(np.floor(abs(z) + half), most[c]), z))
             cells[token, c] = code
             read[token, c] = levels[_U(origin[k, c] + code)] * loudness

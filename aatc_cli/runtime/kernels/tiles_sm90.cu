@@ -49,6 +49,9 @@ template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u3
   if (bits == 2) { const int v2 = c.v2; STEPS_OF(OF_TWOS, V2, v2) }
   if (bits == 1) { const int v1 = c.v1; STEPS_OF(OF_ONES, V1, v1) }
 }
+__device__ __forceinline__ void sum_all_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
+  sum_values<4>(s, b, c, done, lane); sum_values<2>(s, b, c, done, lane); sum_values<1>(s, b, c, done, lane);
+}
 
 #define FOURS(n, most, count) \
   if constexpr (n <= most) if (is(count, n)) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
@@ -156,7 +159,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   // four warps multiply together as long as the first of them has a tile
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
-    const int page = n > 0 ? page_of(n - 1 + places) : -1;
+    // one tile at a time comes when all of the one before has been read
+    const bool alone = PLACES == 1 && places == 1;
+    const int page = n > 0 && !alone ? page_of(n - 1 + places) : -1;
     const u8* at = stage + 2 * LOTS * 32 + place * bytes;
     if (valid) arrived(mine + 8 * place, phase);
     if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
@@ -174,10 +179,17 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
       weigh(weights, sc, sums, w, rec, lane);
     }
+    if (alone) {
+      sum_all_values(sums, weights, c, done, lane);
+      no_weights(weights);
+      __syncwarp();
+      const int next = page_of(n + 1);
+      if (lane == 0 && next >= 0) fetch(n + 1, 0, next);
+    }
     before = place++;
     if (place == places) { place = 0; phase ^= 1; }
   }
-  sum_values<4>(sums, weights, c, done, lane); sum_values<2>(sums, weights, c, done, lane); sum_values<1>(sums, weights, c, done, lane);
+  sum_all_values(sums, weights, c, done, lane);
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }

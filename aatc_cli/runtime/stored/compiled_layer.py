@@ -21,6 +21,7 @@ from aatc_cli.core.stepped_tables import MODELS, SYMBOLS, WIDEST, code_lengths, 
 from aatc_cli.core.stored_layer import StoredLayer
 from aatc_cli.core.stored_stream import PLAIN, LayerStream, Parsed
 from aatc_cli.core.tile_classes import rows_of
+from aatc_cli.errors import AatcError
 
 Cells = NDArray[np.int16]
 Models = NDArray[np.uint8]
@@ -70,8 +71,14 @@ class CompiledLayer:
         return found.mul_(_size(parsed.loudness)) if parsed.loudness else found
 
     def targets(self, rows: Tensor, below: Sequence[Tensor]) -> Tensor:
-        """What is coded of rows [T, 2 C], but for what units before each tell: [T, E]."""
-        return self.products.targets(rows if self.mean is None else rows - self.mean, below)
+        """What is coded of rows [T, 2 C], but for what units before each tell: [T, E].
+
+        Raises `AatcError` for numbers whose products are beyond floats.
+        """
+        found = self.products.targets(rows if self.mean is None else rows - self.mean, below)
+        if not bool(torch.isfinite(found).all()):
+            raise AatcError("keys or values are too large to be stored", "see what the model computes there")
+        return found
 
     def code(self, targets: Tensor, classes: Tensor, loudness: int) -> tuple[Cells, Tensor, float, Models]:
         """Cells [T, E] of all units at one loudness, what they are read as, the bits they take, models of units."""

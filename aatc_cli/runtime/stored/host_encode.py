@@ -67,6 +67,7 @@ class HostEncoder:
             codes.starts,
             mine.factors,
             mine.scales,
+            mine.inverses,
             steps,
             one,
             codes.scale_bits,
@@ -94,6 +95,8 @@ class _Side:
         self.rises = np.where(np.isinf(codes.edges), 0, np.diff(codes.sizes, append=0)).astype(np.float32)
         self.factors = np.array(CANDIDATES, dtype=np.float32)
         self.scales = scale_values(codes.scale_bits)
+        ones = np.ones_like(self.scales)
+        self.inverses = np.divide(1, self.scales, out=ones, where=np.isfinite(self.scales) & (self.scales > 0))
         planes = max(each.channel.shape[2] for each in codes.classes)
         self.widths, self.prices, self.planes, self.scale_at = (
             np.stack([getattr(each, name) for each in codes.classes], 1)

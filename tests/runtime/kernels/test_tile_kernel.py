@@ -214,6 +214,15 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
     assert (one - other).abs().max() < 2e-3 * one.abs().max()
 
 
+def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor]) -> None:
+    case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
+    expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
+    # what wide heads of many bits leave room for
+    case.shape.__dict__["_launch"] = (4, 1, 1)
+    found = case.attended(emulated, 8)[0]
+    assert (found - expected).square().mean().sqrt() < 2e-3 * expected.square().mean().sqrt()
+
+
 def test_shared_memory_is_that_of_a_multiprocessor() -> None:
     """Few bits have room for two programs of eight warps, more for one of as many, wide heads for fewer warps."""
     seen = set()
