@@ -18,6 +18,8 @@ from aatc_cli.cli.asked import AllocateAsked, CalibrationAsked, InspectAsked, Wh
 from aatc_cli.config import Budget, Geometry, HeadGroups, Settings, Window, make_budget, parse_size
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals import TASKS, find_task
+from aatc_cli.evals.accumulate.result import AccumulateRow
+from aatc_cli.evals.accumulate.result import Result as AccumulateResult
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.answers.settings import AnswerSettings
 from aatc_cli.evals.memory.result import MemoryRow
@@ -149,6 +151,24 @@ RECALL_ROW = RecallRow(
     probability=0.5,
     probability_reference=0.75,
 )
+ACCUMULATE_ROW = AccumulateRow(
+    way="text",
+    tokens=2,
+    kl_mean=0.25,
+    kl_stderr=None,
+    kl_windows=[0.25],
+    kl_p50=0.25,
+    kl_p90=0.5,
+    kl_p99=0.5,
+    kl_p999=0.5,
+    kl_max=0.5,
+    stretches=[0.0, 0.5],
+    top1=0.5,
+    nll=2.5,
+    nll_uncompressed=2.25,
+    nll_change=0.25,
+    nll_change_stderr=None,
+)
 TRACE = TokenTrace(window=0, first=9, tokens=["a"], kl=[0.5])
 PREDICTION = PredictionFields(rank=8)
 EXAMPLES: list[BaseModel] = [
@@ -175,6 +195,8 @@ EXAMPLES: list[BaseModel] = [
         tokens=[RECALL_TOKEN],
         **WHERE,
     ),
+    ACCUMULATE_ROW,
+    AccumulateResult(text="t", text_sha256="s", windows=1, prompt=256, decoded=2, rows=[ACCUMULATE_ROW], **WHERE),
     PluginSettings(plan="run/plans/paper-3", model="m"),
     StoredResult(
         text="t",
