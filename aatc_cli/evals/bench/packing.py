@@ -1,0 +1,160 @@
+"""Packing of a prompt's tokens: time beside torch, and whether two packings differ where float32 lets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from aatc_cli.config import Geometry
+from aatc_cli.core import SIDES, Side
+from aatc_cli.core.codec import TransformCodec
+from aatc_cli.core.lloyd import CANDIDATES, Tables
+from aatc_cli.core.scales import rounded_scale
+from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tiles import TILE
+from aatc_cli.evals.bench.attention import Timing
+from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
+from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
+from aatc_cli.runtime.fused_tiles.records import RecordTiles
+from aatc_cli.runtime.tiles.layer import TileLayer
+
+# half the distance of neighbouring float32 numbers about one
+_ROUNDING = 2.0**-24
+# roundings of a latent's share, of a scale's and of their product in either search, beside those of a sum
+_STEPS = 8
+# tokens of a class that are looked into
+_MOST = 100
+# tokens that are packed both ways before anything is timed
+_CHECKED = 8192
+
+
+def packing_timings(
+    geometry: Geometry, bits: float, tokens: int, repeats: int, device: torch.device
+) -> tuple[list[Timing], float]:
+    """Times of packing ``tokens`` random tokens by torch and by the kernel, and their `undecided`, at most 1 if right.
+
+    Bytes are those of the bfloat16 keys and values that are packed.
+    """
+    codecs, tokens = synthetic_codecs(geometry, bits, device), max(tokens // TILE, 1) * TILE
+    held = RecordTiles(codecs, RULE, geometry.kv_heads)
+    layers = [
+        made(0, codecs, {"k": None, "v": None}, RULE, geometry.kv_heads, held) for made in (TileLayer, FusedTileLayer)
+    ]
+    generator = torch.Generator(device).manual_seed(1)
+    rows = {side: like_coded(codecs[side], tokens, geometry.kv_heads, generator) for side in SIDES}
+    received = torch.rand(1, RULE.orders(geometry.kv_heads), tokens, device=device, generator=generator)
+    few = {side: part[:, :_CHECKED] for side, part in rows.items()}
+    one, other = (layer.encode(few, received[..., :_CHECKED], 0) for layer in layers)
+    _, apart = undecided(held, few, one, other)
+    found = []
+    for name, layer in zip(("torch", "fused-tiles"), layers, strict=True):
+
+        def call(layer: TileLayer = layer) -> object:
+            return layer.encode(rows, received, 0)
+
+        seconds = [_seconds(call) for _ in range(repeats + 1)][1:]
+        found.append(Timing(name, seconds, sum(part.nbytes for part in rows.values())))
+    return found, apart
+
+
+def like_coded(codec: TileCodec, tokens: int, heads: int, generator: torch.Generator) -> Tensor:
+    """Rows bfloat16 [1, tokens, C] whose latents have the energies of ``codec``, tokens of different sizes."""
+    inner, device = codec.codec, generator.device
+    size = 0.5 + torch.rand(1, tokens, 1, device=device, generator=generator)
+    normal = torch.randn(1, tokens, inner.variance.numel(), device=device, generator=generator)
+    by_head = torch.unflatten(normal * size * inner.variance.sqrt(), -1, (heads, -1))
+    return torch.einsum("...ge,gef->...gf", by_head, inner.decode).flatten(-2).to(torch.bfloat16)
+
+
+def undecided(held: RecordTiles, rows: Mapping[Side, Tensor], one: Tensor, other: Tensor) -> tuple[int, float]:
+    """Tokens of a head and side that two packings of ``rows`` [b, n, C] code differently, and whether they may.
+
+    The latter is the largest `_excess` of either choice, up to 1 if roundings explain it; infinite where classes
+    differ. Packings are [b, tiles, nbytes].
+    """
+    (mine, places), (theirs, others) = held.coded(one), held.coded(other)
+    if not torch.equal(places, others):
+        return int((places != others).sum()), float("inf")
+    count, most = 0, 0.0
+    for side in SIDES:
+        codec = held.sides[side].codec
+        inner = replace(codec.codec, restored=0.0)
+        by_tile = torch.unflatten(rows[side].to(inner.encode.dtype), -2, (-1, TILE))
+        latents = torch.unflatten(inner.latents(by_tile), -1, (held.heads, -1)).transpose(-3, -2)
+        latents = latents.gather(-2, places[..., None].expand(-1, -1, -1, -1, held.size))
+        start = 0
+        for k, quota in enumerate(held.rule.quotas):
+            (codes, scales), (codes2, scales2) = mine[side][k], theirs[side][k]
+            differs = (codes != codes2).any(-1) | (scales != scales2)
+            for b, m, i, head in differs.nonzero().tolist()[:_MOST]:
+                facts = _Facts.of(inner, codec.bits[k], head, held.size)
+                for found, scale in ((codes, scales), (codes2, scales2)):
+                    excess = facts.excess(latents[b, m, head, start + i], found[b, m, i, head], scale[b, m, i, head])
+                    most = max(most, excess)
+            count += int(differs.sum())
+            start += quota
+    return count, most
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a search for scale and codes of one head and class goes by, in float64, of its n coded channels."""
+
+    coded: Tensor
+    centre: Tensor
+    spread: Tensor
+    price: Tensor
+    tables: Tables
+
+    @classmethod
+    def of(cls, codec: TransformCodec, bits: Tensor, head: int, size: int) -> _Facts:
+        """Of the channels of ``head`` at widths ``bits`` [C]."""
+        part = slice(head * size, (head + 1) * size)
+        like = torch.zeros(size, dtype=torch.float64)
+        tables = Tables.of(bits[part].cpu(), like, codec.quantizer == "uniform")
+        parts = [
+            like if given is None else given[part].cpu().to(torch.float64)
+            for given in (codec.centre, codec.variance.sqrt())
+        ]
+        weight = like + 1 if codec.weight is None else codec.weight[part].cpu().to(torch.float64)
+        centre, spread, price = (one[tables.order] for one in (*parts, weight * parts[1].square()))
+        return cls(tables.order, centre, torch.where(spread > 0, spread, torch.ones_like(spread)), price, tables)
+
+    def excess(self, latents: Tensor, codes: Tensor, scale: Tensor) -> float:
+        """The weighted error of codes [E] and a scale of latents [E], less that of the best scale, in roundings.
+
+        A candidate that rounding may put on either of two scales is the worse of them. Up to 1 where the choice is one
+        that a search in float32 can make; infinite for a scale that is no candidate.
+        """
+        unit = (latents.cpu().to(torch.float64)[self.coded] - self.centre) / self.spread
+        count, rms = len(unit), unit.square().mean().sqrt()
+        worst, allowed = [], []
+        for factor in CANDIDATES:
+            near = [rms * factor * (1 + turn * (count + _STEPS) * _ROUNDING) for turn in (-1, 1)]
+            scales = [float(rounded_scale(one, 8)) for one in near]
+            allowed += scales
+            worst.append(max(self._error(unit, self.tables.rounded(unit.abs() / one) * one) for one in scales))
+        if float(scale) not in allowed:
+            return float("inf")
+        index = codes.cpu()[self.coded].to(torch.float64) + self.tables.half[self.coded]
+        levels = torch.cat([span.values(index[span.channels]) for span in self.tables.spans]) * float(scale)
+        own = self._error(unit, torch.where(levels * unit < 0, -levels.abs(), levels.abs()))
+        energy = float((self.price * unit.square()).sum())
+        moved = 2 * _ROUNDING * ((count + _STEPS) * own + _STEPS * (own * energy) ** 0.5)
+        return (own - min(worst)) / moved if moved else 0.0
+
+    def _error(self, unit: Tensor, magnitude: Tensor) -> float:
+        """The weighted squared error of levels of ``magnitude``, below zero where they are of the other sign."""
+        return float((self.price * (unit.abs() - magnitude).square()).sum())
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
