@@ -22,11 +22,12 @@ from aatc_cli.evals.speed.measure import _check_alone
 from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.speed.table import speed_table
 from aatc_cli.evals.subjects import EvalOptions
+from aatc_cli.models import random
 from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.tiles.layer import TileLayer
 
-GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=32, hidden_size=128)
+GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=64, hidden_size=256)
 PROFILE = ModelProfile(
     name="small",
     model="o/small",
@@ -56,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_prompts_have_rows_of_packing_and_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "random_llama", lambda *_: _small_llama())
+    monkeypatch.setattr(random, "_VOCABULARY", 1000)
     result = measure_geometry(PROFILE, 2.0, [(320, 1)], 1, CUDA, Form(tiles=True, prompts=True))
     assert [(row.part, row.backend) for row in result.rows] == [
         ("packing", "torch"),
@@ -64,27 +65,11 @@ def test_prompts_have_rows_of_packing_and_prefill(monkeypatch: pytest.MonkeyPatc
         ("prefill", "uncompressed"),
         ("prefill", "fused-tiles"),
     ]
-    # bfloat16 keys and values of 320 tokens of two heads of 32, in a quarter of a second
-    assert result.rows[0].bytes_moved == 320 * 2 * 64 * 2
-    assert result.rows[0].gigabytes_per_second == pytest.approx(320 * 256 / 0.25 / 1e9)
+    # bfloat16 keys and values of 320 tokens of two heads of 64, in a quarter of a second
+    assert result.rows[0].bytes_moved == 320 * 2 * 128 * 2
+    assert result.rows[0].gigabytes_per_second == pytest.approx(320 * 512 / 0.25 / 1e9)
     assert [(check.backend, check.error) for check in result.checks] == [("packing", 0.0)]
     assert "GB / s" in speed_table([result]).columns
-
-
-def _small_llama() -> Any:
-    from aatc_cli.models.random import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=1000,
-        max_position_embeddings=4096,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def packed_twice() -> tuple[RecordTiles, dict[Any, torch.Tensor], torch.Tensor]:
@@ -104,7 +89,7 @@ def test_codes_may_differ_where_rounding_decides_and_nowhere_else() -> None:
     # one level up or down of one channel: further from the latent than the nearest, however near that is not
     codes, scales = coded["k"][2]
     other = codes.clone()
-    place = int(held.sides["k"].bits[2, :32].argmax())
+    place = int(held.sides["k"].codec.bits[2, :64].argmax())
     other[0, 1, 5, 0, place] += 1 if int(other[0, 1, 5, 0, place]) < 0 else -1
     changed = held.packed({"k": [*coded["k"][:2], (other, scales)], "v": coded["v"]}, places)
     count, apart = undecided(held, rows, tiles, changed)
@@ -120,19 +105,18 @@ def test_codes_may_differ_where_rounding_decides_and_nowhere_else() -> None:
     assert undecided(held, rows, tiles, held.packed(coded, turned))[1] == float("inf")
 
 
-def test_a_latent_between_two_levels_may_be_either() -> None:
-    """Latents are moved to the threshold of their level, where both neighbours are equally near."""
+def test_of_all_candidates_one_is_right() -> None:
     held, _, _ = packed_twice()
-    codec = held.sides["k"].codec
-    facts = packing._Facts.of(codec, held.sides["k"].bits[2], 0, 32)
+    codec = held.sides["k"].codec.codec
+    facts = packing._Facts.of(codec, held.sides["k"].codec.bits[2], 0, 64)
     assert len(facts.coded) > 4
     unit = torch.randn(len(facts.coded), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    latents = torch.zeros(32, dtype=torch.float64)
+    latents = torch.zeros(64, dtype=torch.float64)
     latents[facts.coded] = unit * facts.spread
     errors = {}
     for factor in packing.CANDIDATES:
         scale = float(packing.rounded_scale(unit.square().mean().sqrt() * factor, 8))
-        index = facts.tables.nearest((latents / codec.variance.sqrt().double() / scale)[None])[0]
+        index = facts.tables.nearest((latents / codec.variance[:64].sqrt().double() / scale)[None])[0]
         codes = (index - facts.tables.half).to(torch.int64)
         errors[facts.excess(latents, codes, torch.tensor(scale))] = scale
     assert min(errors) <= 1.0
@@ -164,8 +148,8 @@ def test_ragged_sequences_are_timed_beside_float16_of_the_same_lengths(monkeypat
             out = torch.empty_like(cache.query)
             for row, count in enumerate(cache.lengths):
                 one, other = (side[row, :count].transpose(0, 1) for side in (cache.keys, cache.values))
-                query = cache.query[row].view(2, 2, 32)
-                out[row] = F.scaled_dot_product_attention(query, one, other).view(4, 32) + wrong
+                query = cache.query[row].view(2, 2, 64)
+                out[row] = F.scaled_dot_product_attention(query, one, other).view(4, 64) + wrong
             return out
 
         return attend
@@ -181,7 +165,7 @@ def test_ragged_sequences_are_timed_beside_float16_of_the_same_lengths(monkeypat
         ("ragged", "sdpa-flash-each", 1.0),
         ("ragged", "fused-tiles", 0.5),
     ]
-    assert result.rows[0].bytes_moved == (4 + 88 + 172 + 256) * 2 * 64 * 2
+    assert result.rows[0].bytes_moved == (4 + 88 + 172 + 256) * 2 * 128 * 2
     assert list(result.left_out) == ["flashattention-3 at 4 x 256"]
 
 
