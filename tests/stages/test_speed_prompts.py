@@ -86,11 +86,17 @@ def test_codes_may_differ_where_rounding_decides_and_nowhere_else() -> None:
     held, rows, tiles = packed_twice()
     assert undecided(held, rows, tiles, tiles) == (0, 0.0)
     coded, places = held.coded(tiles)
+    # what torch chose is the best there is
+    codec, (codes, scales) = held.sides["k"].codec, coded["k"][2]
+    facts = packing._Facts.of(codec.codec, codec.bits[2], 1, 64)
+    latents = codec.codec.latents(rows["k"].float()).view(2, 64, 2, 64)
+    for tile, rank in ((0, 0), (0, 9), (1, 15)):
+        token = int(places[0, tile, 1, 48 + rank])
+        assert facts.excess(latents[tile, token, 1], codes[0, tile, rank, 1], scales[0, tile, rank, 1]) <= 1.0
     # one level up or down of one channel: further from the latent than the nearest, however near that is not
-    codes, scales = coded["k"][2]
     other = codes.clone()
-    place = int(held.sides["k"].codec.bits[2, :64].argmax())
-    other[0, 1, 5, 0, place] += 1 if int(other[0, 1, 5, 0, place]) < 0 else -1
+    place = int(codec.bits[2, :64].argmax())
+    other[0, 1, 5, 0, place] += 1 if int(other[0, 1, 5, 0, place]) == 0 else -1
     changed = held.packed({"k": [*coded["k"][:2], (other, scales)], "v": coded["v"]}, places)
     count, apart = undecided(held, rows, tiles, changed)
     assert count == 1
@@ -117,8 +123,7 @@ def test_of_all_candidates_one_is_right() -> None:
     for factor in packing.CANDIDATES:
         scale = float(packing.rounded_scale(unit.square().mean().sqrt() * factor, 8))
         index = facts.tables.nearest((latents / codec.variance[:64].sqrt().double() / scale)[None])[0]
-        codes = (index - facts.tables.half).to(torch.int64)
-        errors[facts.excess(latents, codes, torch.tensor(scale))] = scale
+        errors[facts.excess(latents, index.to(torch.int64), torch.tensor(scale))] = scale
     assert min(errors) <= 1.0
     assert sorted(errors)[1] > 1.0
 

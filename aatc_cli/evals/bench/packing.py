@@ -124,7 +124,7 @@ class _Facts:
         return cls(tables.order, centre, torch.where(spread > 0, spread, torch.ones_like(spread)), price, tables)
 
     def excess(self, latents: Tensor, codes: Tensor, scale: Tensor) -> float:
-        """The weighted error of codes [E] and a scale of latents [E], less that of the best scale, in roundings.
+        """The weighted error of codes [E], counted from zero, and a scale of latents [E], less that of the best scale, in roundings.
 
         A candidate that rounding may put on either of two scales is the worse of them. Up to 1 where the choice is one
         that a search in float32 can make; infinite for a scale that is no candidate.
@@ -139,7 +139,7 @@ class _Facts:
             worst.append(max(self._error(unit, self.tables.rounded(unit.abs() / one) * one) for one in scales))
         if float(scale) not in allowed:
             return float("inf")
-        index = codes.cpu()[self.coded].to(torch.float64) + self.tables.half[self.coded]
+        index = codes.cpu()[self.coded].to(torch.float64)
         levels = torch.cat([span.values(index[span.channels]) for span in self.tables.spans]) * float(scale)
         own = self._error(unit, torch.where(levels * unit < 0, -levels.abs(), levels.abs()))
         energy = float((self.price * unit.square()).sum())
