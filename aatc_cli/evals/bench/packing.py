@@ -82,9 +82,7 @@ def undecided(held: RecordTiles, rows: Mapping[Side, Tensor], one: Tensor, other
     for side in SIDES:
         codec = held.sides[side].codec
         inner = replace(codec.codec, restored=0.0)
-        by_tile = torch.unflatten(rows[side].to(inner.encode.dtype), -2, (-1, TILE))
-        latents = torch.unflatten(inner.latents(by_tile), -1, (held.heads, -1)).transpose(-3, -2)
-        latents = latents.gather(-2, places[..., None].expand(-1, -1, -1, -1, held.size))
+        latents, slack = (by_rank(one, places) for one in _latents(inner, rows[side], held.heads))
         start = 0
         for k, quota in enumerate(held.rule.quotas):
             (codes, scales), (codes2, scales2) = mine[side][k], theirs[side][k]
@@ -92,11 +90,27 @@ def undecided(held: RecordTiles, rows: Mapping[Side, Tensor], one: Tensor, other
             for b, m, i, head in differs.nonzero().tolist()[:_MOST]:
                 facts = _Facts.of(inner, codec.bits[k], head, held.size)
                 for found, scale in ((codes, scales), (codes2, scales2)):
-                    excess = facts.excess(latents[b, m, head, start + i], found[b, m, i, head], scale[b, m, i, head])
-                    most = max(most, excess)
+                    given = latents[b, m, head, start + i], slack[b, m, head, start + i]
+                    most = max(most, facts.excess(*given, found[b, m, i, head], scale[b, m, i, head]))
             count += int(differs.sum())
             start += quota
     return count, most
+
+
+def _latents(codec: TransformCodec, rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Latents float64 of rows [b, n, C], and how far those of a product in float32 may be: [b, tiles, 64, H, D]."""
+    by_head = torch.unflatten(torch.unflatten(rows.to(torch.float64), -2, (-1, TILE)), -1, (heads, -1))
+    matrix = codec.encode.to(torch.float64)
+    exact, sizes = (
+        torch.einsum("...ge,gef->...gf", one, other)
+        for one, other in ((by_head, matrix), (by_head.abs(), matrix.abs()))
+    )
+    return exact, (matrix.shape[-2] + _STEPS) * _ROUNDING * sizes
+
+
+def by_rank(latents: Tensor, places: Tensor) -> Tensor:
+    """Latents [b, tiles, t, H, D] by head and rank: [b, tiles, H, t, D]; places [b, tiles, H, t]."""
+    return latents.transpose(-3, -2).gather(-2, places[..., None].expand(-1, -1, -1, -1, latents.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -123,17 +137,20 @@ class _Facts:
         centre, spread, price = (one[tables.order] for one in (*parts, weight * parts[1].square()))
         return cls(tables.order, centre, torch.where(spread > 0, spread, torch.ones_like(spread)), price, tables)
 
-    def excess(self, latents: Tensor, codes: Tensor, scale: Tensor) -> float:
-        """The weighted error of codes [E], counted from zero, and a scale of latents [E], less that of the best scale, in roundings.
+    def excess(self, latents: Tensor, slack: Tensor, codes: Tensor, scale: Tensor) -> float:
+        """The weighted error of codes [E] from zero on and a scale, less that of the best scale, in roundings.
 
-        A candidate that rounding may put on either of two scales is the worse of them. Up to 1 where the choice is one
-        that a search in float32 can make; infinite for a scale that is no candidate.
+        latents, slack [E]: exact ones, and how far those of a search may be from them. A candidate that rounding may
+        put on either of two scales is the worse of them. Up to 1 where the choice is one that a search in float32 can
+        make; infinite for a scale that is no candidate.
         """
         unit = (latents.cpu().to(torch.float64)[self.coded] - self.centre) / self.spread
+        off = slack.cpu().to(torch.float64)[self.coded] / self.spread
         count, rms = len(unit), unit.square().mean().sqrt()
+        turned = (count + _STEPS) * _ROUNDING + float(off.norm() / unit.norm().clamp_min(1e-300))
         worst, allowed = [], []
         for factor in CANDIDATES:
-            near = [rms * factor * (1 + turn * (count + _STEPS) * _ROUNDING) for turn in (-1, 1)]
+            near = [rms * factor * (1 + turn * turned) for turn in (-1, 1)]
             scales = [float(rounded_scale(one, 8)) for one in near]
             allowed += scales
             worst.append(max(self._error(unit, self.tables.rounded(unit.abs() / one) * one) for one in scales))
@@ -144,6 +161,8 @@ class _Facts:
         own = self._error(unit, torch.where(levels * unit < 0, -levels.abs(), levels.abs()))
         energy = float((self.price * unit.square()).sum())
         moved = 2 * _ROUNDING * ((count + _STEPS) * own + _STEPS * (own * energy) ** 0.5)
+        other = float((self.price * off.square()).sum())
+        moved += 4 * (own * other) ** 0.5 + 2 * other
         return (own - min(worst)) / moved if moved else 0.0
 
     def _error(self, unit: Tensor, magnitude: Tensor) -> float:

@@ -1,7 +1,7 @@
 """Packing of a layer's tiles by a kernel where it is compiled: tables of its codecs, and latents by torch before it.
 
-Codes are those of `core.tile_codec` in float32, and the same latents are given to either; a sum over the channels of a
-head goes in another order, so a token may find another scale where two are equally good to the last bits of float32.
+Codes are those of `core.tile_codec` in float32, but for the order of sums: where roundings decide, a channel may find
+the neighbouring level, and a token another scale (`evals.bench.packing.undecided` tells such tokens from wrong ones).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
 from aatc_cli.runtime.fused_tiles.digits import ROWS
+from aatc_cli.runtime.fused_tiles.products import by_parts_available, parts_of, product
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
@@ -69,7 +70,8 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        sources = Sources.of(tiles)
+        # thousands of small steps, each of which costs a GPU more than it costs the host
+        sources = Sources.of(_on_host(tiles))
         edges, before = cells.tensors()
         return cls(
             rule.class_of_rank(device)[::ROWS].to(torch.int32),
@@ -79,9 +81,9 @@ class EncodeTables:
             before.to(device),
             _scale_codes(device),
             scale_grid(device).to(torch.float32),
-            sources.entries,
-            sources.places,
-            sources.counts,
+            sources.entries.to(device),
+            sources.places.to(device),
+            sources.counts.to(device),
             rule.classes,
             tiles.nbytes,
         )
@@ -113,11 +115,17 @@ class FusedTileLayer(TileLayer):
         return out.view(received.shape[0], -1, self.held.nbytes)
 
     def latents(self, side: Side, rows: Tensor) -> Tensor:
-        """Latents [n, 64, H, D] of exact rows [n, 64, C], as `TransformCodec.latents` has them but not copied."""
+        """Latents [n, 64, H, D] of exact rows [n, 64, C]: those of `TransformCodec.latents` to rounding, not copied."""
         codec = self.codecs[side].codec
+        if by_parts_available(rows) and all(bias is None for bias in self.biases.values()):
+            return product(torch.unflatten(rows, -1, (self.heads, -1)), self._parts[side])
         by_head = torch.unflatten(debias(rows, self.biases[side]).to(codec.encode.dtype), -1, (self.heads, -1))
         found: Tensor = torch.einsum("...ge,gef->...gf", by_head, codec.encode)
         return found
+
+    @cached_property
+    def _parts(self) -> dict[Side, Tensor]:
+        return {side: parts_of(self.codecs[side].codec.encode) for side in SIDES}
 
     @cached_property
     def _tables(self) -> EncodeTables:
@@ -127,6 +135,11 @@ class FusedTileLayer(TileLayer):
     @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
+
+
+def _on_host(tiles: RecordTiles) -> RecordTiles:
+    """The same records of codecs on the CPU."""
+    return RecordTiles({side: tiles.sides[side].codec.to("cpu") for side in SIDES}, tiles.rule, tiles.heads)
 
 
 class _Cells:
