@@ -137,6 +137,10 @@ def exact_attention(
     """Causal attention of T tokens to themselves, within the layer's sliding window. -> [B, Hq, T, D]."""
     length, window = query.shape[2], layer.sliding_window
     if layer.sinks is None and layer.softcap is None and (window is None or length <= window):
+        if query.is_cuda and query.dtype == torch.float32:
+            # the kernels that hold no [T, T] of float32 know nothing of shared heads
+            groups = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         # without a mask to read, which costs as much as the products do
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     mask = causal_mask(length, window, query.device)
