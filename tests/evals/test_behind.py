@@ -40,7 +40,7 @@ def opened(tiny_llama: Path, corpus: Path, tmp_path_factory: pytest.TempPathFact
     for name in RECIPES:
         recipe = load_recipe(name)
         whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
-        subjects.append(Subject(recipe, allocate(run, recipe, [make_budget(bits=2)])[0]))
+        subjects.append(Subject(recipe, allocate(run, recipe, [make_budget(bits=3)])[0]))
     return open_subjects("ruler", run, source, subjects, EvalOptions(dtype="float32", batch=2))
 
 
