@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.runtime.prefill import shared_prefill
 from aatc_cli.runtime.second_pass import Encode
 from aatc_cli.runtime.session import Session
@@ -42,6 +44,18 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Chooses tokens that are there already. tokens [B, prompt + steps + 1]: the prompts and all that is fed."""
+
+    tokens: Tensor
+    prompt: int
+
+    def __call__(self, step: int, logits: Tensor) -> Tensor:
+        """Tokens [B]."""
+        return self.tokens[:, self.prompt + step]
+
+
+@dataclass(frozen=True)
 class Stretch:
     """Some steps of decoding: all tokens so far [B, T], and logits [B, n, V] of the last n fed ones."""
 
@@ -55,25 +69,56 @@ def decoded(
 ) -> Iterator[Stretch]:
     """Feed ``steps`` tokens behind prompts [B, P] to a new cache, in stretches of ``size`` steps.
 
-    A stretch's tokens end with the one chosen behind its last logits, which is not fed yet. encode: the tokenizer, for
-    presses that read a prompt twice.
+    A stretch's tokens end with the one chosen behind its last logits, which is not fed yet. Tokens that are `Given` go
+    through the model together up to the one that moves the window, which changes nothing that any of them reads.
+    encode: the tokenizer, for presses that read a prompt twice.
     """
-    model, mask = session.model, torch.ones_like(prompts)
+    mask = torch.ones_like(prompts)
     logits, cache = shared_prefill([session], prompts, mask, mask.cumsum(-1) - 1, encode)[0]
     tokens = torch.cat((prompts, choose(0, logits)[:, None]), 1)
     kept: list[Tensor] = []
-    for step in range(1, steps + 1):
-        with session.attached():
-            out = model(
-                tokens[:, -1:],
-                attention_mask=torch.ones_like(tokens),
-                position_ids=torch.full_like(tokens[:, -1:], tokens.shape[1] - 1),
-                use_cache=True,
-                logits_to_keep=1,
-                **{session.keyword: cache},
-            )
-        kept.append(out.logits[:, -1])
-        tokens = torch.cat((tokens, choose(step, kept[-1])[:, None].to(tokens.device)), 1)
-        if len(kept) == size or step == steps:
-            yield Stretch(tokens, torch.stack(kept, 1))
-            kept = []
+    done = held = 0
+    while done < steps:
+        count = 1
+        if isinstance(choose, Given):
+            count = _together(session, tokens.shape[1] - 1, min(size - held, steps - done))
+            begin = choose.prompt + done + 1
+            tokens = torch.cat((tokens, choose.tokens[:, begin : begin + count - 1]), 1)
+        kept.append(_fed(session, cache, tokens, count))
+        done, held = done + count, held + count
+        tokens = torch.cat((tokens, choose(done, kept[-1][:, -1])[:, None].to(tokens.device)), 1)
+        if held == size or done == steps:
+            yield Stretch(tokens, torch.cat(kept, 1))
+            kept, held = [], 0
+
+
+def _fed(session: Session, cache: Any, tokens: Tensor, count: int) -> Tensor:
+    """Logits [B, count, V] of the last ``count`` of ``tokens`` [B, T], which enter the cache in one pass."""
+    model: Any = session.model
+    places = torch.arange(tokens.shape[1] - count, tokens.shape[1], device=tokens.device)
+    with session.attached():
+        out = model(
+            tokens[:, -count:],
+            attention_mask=torch.ones_like(tokens),
+            position_ids=places.expand(tokens.shape[0], -1),
+            use_cache=True,
+            logits_to_keep=count,
+            **{session.keyword: cache},
+        )
+    logits: Tensor = out.logits
+    return logits
+
+
+def _together(session: Session, cached: int, most: int) -> int:
+    """How many of the next ``most`` tokens may be fed at once behind ``cached`` ones: none after the first packs any.
+
+    A token by itself is stored before it reads, so the one that makes others leave the window already reads them
+    packed; it goes alone.
+    """
+    if session.spec is None:
+        return most
+    window = session.spec.window
+    free = 0
+    while free < most and packed_tokens(cached + free + 1, window) == packed_tokens(cached, window):
+        free += 1
+    return max(free, 1)
