@@ -24,7 +24,7 @@ from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
 
-PROMPT, STEPS = 210, 140
+PROMPT, STEPS = 210, 90
 MIXED = {
     "num_hidden_layers": 6,
     "sliding_window": 24,
