@@ -24,8 +24,8 @@ from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
 
-# behind 205 tokens a block leaves while the answer is read, and a tile does not; behind 250 both do
-PROMPTS, ANSWER = (205, 250), 20
+# a tile leaves after 196 tokens, while the answer to the first is read; prompts are read twice within 512 tokens
+PROMPTS, ANSWER = (180, 205), 24
 RECIPES = ("paper", "loss-aware-tiles", "kivi", "kvtc", "kvzip", "loss-aware-tiles+kvzip-0.5")
 
 

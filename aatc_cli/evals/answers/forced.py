@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.console import progress
-from aatc_cli.evals.forced.behind import SeenPrompts
+from aatc_cli.evals.forced.behind import Shelf
 from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite
 from aatc_cli.evals.opened import Opened
@@ -79,25 +79,26 @@ class Forcer:
 
     def answers(self, job: Job, subjects: Sequence[Subject]) -> tuple[list[list[Forced]], list[float]]:
         """Answers by subject and sample, and seconds of every subject; raises `AatcError` for logits not finite."""
-        found: list[dict[int, Forced]] = [{} for _ in subjects]
-        seconds = [0.0] * len(subjects)
+        found = [(answers, seconds) for _, answers, seconds in self.each(job, subjects)]
+        return [answers for answers, _ in found], [seconds for _, seconds in found]
+
+    def each(self, job: Job, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, list[Forced], float]]:
+        """As `answers`, subject by subject, so that what one has answered can be kept before the next is asked."""
+        batches = [(places, *self._filled(job, places)) for places in _batches(job, self.opened.options.batch)]
+        shelf = Shelf(self.model, self.sites)
         with progress(f"eval {job.what}, forced", len(job.samples) * len(subjects)) as ticker:
-            for places in _batches(job, self.opened.options.batch):
-                tokens, behind = self._filled(job, places)
-                seen = SeenPrompts.of(self.model, self.sites, tokens)
-                for index, subject in enumerate(subjects):
-                    began = time.perf_counter()
-                    logits = seen.logits(self.model, self.sites, self._method(subject), behind)
-                    for row, place in enumerate(places):
-                        reference = job.references[place]
+            for subject in subjects:
+                found: dict[int, Forced] = {}
+                began = time.perf_counter()
+                for place, (places, tokens, behind) in enumerate(batches):
+                    logits = shelf.seen(place, tokens).logits(self.model, self.sites, self._method(subject), behind)
+                    for row, sample in enumerate(places):
+                        reference = job.references[sample]
                         mine = logits[row, : len(reference.tokens)]
-                        check_finite(mine, subject.name, place)
-                        found[index][place] = forced_answer(mine, reference)
-                    seconds[index] += time.perf_counter() - began
+                        check_finite(mine, subject.name, sample)
+                        found[sample] = forced_answer(mine, reference)
                     ticker.advance(len(places), text=f"eval {job.what}: {subject.name}")
-                # what is kept of a batch of prompts is not held beside the next one
-                del seen
-        return [[mine[place] for place in range(len(job.samples))] for mine in found], seconds
+                yield subject, [found[place] for place in range(len(job.samples))], time.perf_counter() - began
 
     def _filled(self, job: Job, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prompts of one length [B, P], and their answers, filled up behind, [B, n]."""

@@ -54,7 +54,8 @@ J = TypeVar("J", bound=Divisible)
 def ask_in_parts(
     opened: Opened, ledger: Ledger, jobs: Sequence[J], ask: Callable[[J, Sequence[Subject]], list[BenchmarkRow]]
 ) -> None:
-    """Ask every subject what is missing of every job; ``ask`` gives rows of the subjects given, in their order."""
+    """Ask every subject what is missing of every job; ``ask`` gives rows of the subjects given, in their order, and each is
+    kept before the next is asked for."""
     open_jobs: list[tuple[J, list[Subject]]] = []
     for job in jobs:
         missing = ledger.missing(opened.subjects, *job.place, job.prompts)

@@ -19,6 +19,9 @@ from aatc_cli.evals.forced.teacher_forced import Method
 from aatc_cli.models.adapter import AttentionSite, ExactLayer
 from aatc_cli.models.attention import LayerInputs, attention_behind, attention_override, exact_attention
 
+# bytes of prompts that are held beside the model
+_ROOM, _ROOM_ON_CPU = 16 << 30, 1 << 30
+
 
 @dataclass(frozen=True)
 class SeenPrompts:
@@ -50,6 +53,14 @@ class SeenPrompts:
         with attention_override(model, sites, attend, keep):
             last: Tensor = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
         return cls(tokens, last, tuple(layers[layer] for layer in sorted(layers)), exact)
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is held."""
+        held = [
+            part for layer in self.layers for part in (layer.query, layer.key, layer.value, layer.k_raw, layer.v_raw)
+        ]
+        return sum(part.nbytes for part in (*held, *(part for pair in self.exact.values() for part in pair)))
 
     @torch.no_grad()
     def logits(self, model: Any, sites: list[AttentionSite], method: Method | None, behind: Tensor) -> Tensor:
@@ -87,6 +98,25 @@ class SeenPrompts:
             torch.cat((old, new), 2) for old, new in zip(self.exact[id(layer.module)], (key, value), strict=True)
         )
         return attention_behind(layer, query, keys, values, scaling)
+
+
+class Shelf:
+    """Prompts that the model has seen, of one job, as many as there is room for; others are seen again."""
+
+    def __init__(self, model: Any, sites: list[AttentionSite]) -> None:
+        self.model, self.sites = model, sites
+        self.kept: dict[int, SeenPrompts] = {}
+        self.room = _ROOM if input_device(model).type == "cuda" else _ROOM_ON_CPU
+
+    def seen(self, place: int, tokens: Tensor) -> SeenPrompts:
+        """The prompts [B, P] that are called ``place``."""
+        if place in self.kept:
+            return self.kept[place]
+        found = SeenPrompts.of(self.model, self.sites, tokens)
+        if found.bytes <= self.room:
+            self.kept[place] = found
+            self.room -= found.bytes
+        return found
 
 
 def _plain(inputs: LayerInputs) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aatc_cli.console import say
@@ -36,16 +36,14 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         say(f"eval: {name} is left out: {reason}")
     forcers: list[Forcer] = []
 
-    def ask(job: Job, subjects: Sequence[Subject]) -> list[BenchmarkRow]:
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterator[BenchmarkRow]:
         # the model is opened when something is missing
         if not forcers:
             forcers.append(Forcer(opened))
         counts = [len(reference.tokens) for reference in job.references]
-        rows = []
-        for answers, seconds in zip(*forcers[0].answers(job, subjects), strict=True):
+        for _, answers, seconds in forcers[0].each(job, subjects):
             row = score_row((job.subtask, None, "most_likely"), [a.right for a in answers], job.prompts, seconds)
-            rows.append(row.with_logprobs([a.logprob / n for a, n in zip(answers, counts, strict=True)]))
-        return rows
+            yield row.with_logprobs([a.logprob / n for a, n in zip(answers, counts, strict=True)])
 
     ask_in_parts(opened, ledger, jobs, ask)
     ledger.leave_out(opened.subjects, left_out)

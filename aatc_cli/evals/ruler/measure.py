@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
@@ -45,7 +45,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         raise AatcError(f"no RULER task can be asked: {next(iter(left_out.values()))}", "give a larger --context")
     made: list[Ask] = []
 
-    def ask(job: Job, subjects: Sequence[Subject]) -> list[BenchmarkRow]:
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterable[BenchmarkRow]:
         # the model is opened when something is missing
         if not made:
             made.append(forcing(opened) if forced else generating(opened))
