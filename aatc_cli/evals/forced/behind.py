@@ -18,6 +18,7 @@ from aatc_cli.evals.forced.passes import attention_over
 from aatc_cli.evals.forced.teacher_forced import Method
 from aatc_cli.models.adapter import AttentionSite, ExactLayer
 from aatc_cli.models.attention import LayerInputs, attention_behind, attention_override, exact_attention
+from aatc_cli.models.placement import input_device
 
 # bytes of prompts that are held beside the model
 _ROOM, _ROOM_ON_CPU = 16 << 30, 1 << 30
