@@ -5,7 +5,7 @@ The first part of every subtask comes before the second of any, so that what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self, TypeVar
 
 from aatc_cli.console import say
@@ -52,10 +52,12 @@ J = TypeVar("J", bound=Divisible)
 
 
 def ask_in_parts(
-    opened: Opened, ledger: Ledger, jobs: Sequence[J], ask: Callable[[J, Sequence[Subject]], list[BenchmarkRow]]
+    opened: Opened, ledger: Ledger, jobs: Sequence[J], ask: Callable[[J, Sequence[Subject]], Iterable[BenchmarkRow]]
 ) -> None:
-    """Ask every subject what is missing of every job; ``ask`` gives rows of the subjects given, in their order, and each is
-    kept before the next is asked for."""
+    """Ask every subject what is missing of every job.
+
+    ask: gives rows of the subjects given, in their order; each is kept before the next is asked for.
+    """
     open_jobs: list[tuple[J, list[Subject]]] = []
     for job in jobs:
         missing = ledger.missing(opened.subjects, *job.place, job.prompts)
