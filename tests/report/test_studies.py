@@ -393,7 +393,7 @@ def test_forced_answers_stand_beside_fp16_on_the_same_prompts() -> None:
     """Two subtasks by hand: pairs of what both were asked, of which one was cut off after two prompts."""
 
     def cell(name: str) -> StudyCell:
-        return StudyCell(row=name, task="ruler", context=128, mode="forced", file=name)
+        return StudyCell(row=name, task="ruler", context=128, mode="forced", file=f"evals/{name}.json")
 
     def result(recipe: str, budget: int | None, one: list[float], nats: list[float]) -> BenchmarkResult:
         rows = [benchmark_row("a", 128, one).with_logprobs(nats), benchmark_row("b", 128, [1.0, 1.0, 0.0, 0.0])]
@@ -405,8 +405,8 @@ def test_forced_answers_stand_beside_fp16_on_the_same_prompts() -> None:
     ]
     rows[1] = rows[1].model_copy(update={"budget": "2", "bits_packed": 2.1})
     found = {
-        "fp16": result("fp16", None, [1.0, 1.0, 0.0, 1.0], [-1.0, -2.0, -3.0, -4.0]),
-        "paper-2": result("paper", 2, [1.0, 0.0], [-1.5, -2.5]),
+        "evals/fp16.json": result("fp16", None, [1.0, 1.0, 0.0, 1.0], [-1.0, -2.0, -3.0, -4.0]),
+        "evals/paper-2.json": result("paper", 2, [1.0, 0.0], [-1.5, -2.5]),
     }
     study = StudyResult(
         study="s", summary="", model="m", model_fingerprint="f", rows=tuple(rows), cells=(cell("fp16"), cell("paper-2"))

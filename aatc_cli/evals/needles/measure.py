@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import UsageError
-from aatc_cli.evals.answers.asking import Asker, prompt_tokens
-from aatc_cli.evals.answers.forced import Forcer
 from aatc_cli.evals.caches import cache_kind
 from aatc_cli.evals.keeping import already
 from aatc_cli.evals.needles.prompts import ROOM, Grid, needle_grid
-from aatc_cli.evals.needles.result import NeedleCell, Result
+from aatc_cli.evals.needles.result import Result
 from aatc_cli.evals.needles.settings import Settings
+from aatc_cli.evals.needles.ways import Ask, Cell, forcing, generating, references_of
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import check_packed
 from aatc_cli.evals.windows.seen import seen_of_prompts
-from aatc_cli.text.ruler.prompt import Prompt, Reference, Sample, reference_of
-
-# cells of the subjects given, in their order, and seconds of each
-Ask = Callable[["Cell", Sequence[Subject]], list[tuple[NeedleCell, float]]]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The needles at one place of the map, and how their answers are written."""
-
-    place: tuple[int, int]
-    samples: list[Sample]
-    references: list[Reference]
-
-    @property
-    def what(self) -> str:
-        """Its name in progress."""
-        return f"needles at {self.place[0]} tokens, {self.place[1]} %"
-
-    @property
-    def wanted(self) -> list[str]:
-        """The number that was hidden, of every sample."""
-        return [sample.prompt.answers[0] for sample in self.samples]
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
@@ -70,8 +43,8 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         missing = [index for index, result in enumerate(results) if result.cell(*place) is None]
         if not missing:
             continue
-        ask = ask or (_forcing(opened) if forced else _generating(opened))
-        cell = Cell(place, samples, _references(opened, samples, settings) if forced else [])
+        ask = ask or (forcing(opened) if forced else generating(opened))
+        cell = Cell(place, samples, references_of(opened, samples, settings) if forced else [])
         for index, (found, seconds) in zip(missing, ask(cell, [opened.subjects[i] for i in missing]), strict=True):
             grown = results[index].with_cell(found)
             results[index] = grown.model_copy(update={"seconds": grown.seconds + seconds})
@@ -104,42 +77,3 @@ def _draft(opened: Opened, subject: Subject, grid: Grid, settings: Settings) -> 
         seconds=0.0,
         cells=[],
     )
-
-
-def _references(opened: Opened, samples: Sequence[Sample], settings: Settings) -> list[Reference]:
-    """How the answers are written; raises `AatcError` for a tokenizer that joins prompt and answer."""
-
-    def encode(prompt: Prompt) -> list[int]:
-        return prompt_tokens(opened.tokenizer, prompt, chat=settings.chat)
-
-    return [reference_of(sample, ", ", encode, opened.tokenizer.raw.decode) for sample in samples]
-
-
-def _generating(opened: Opened) -> Ask:
-    """Answers are generated, all subjects at once."""
-    asker = Asker(opened)
-
-    def ask(cell: Cell, subjects: Sequence[Subject]) -> list[tuple[NeedleCell, float]]:
-        found, seconds = asker.answers(cell.what, cell.samples, "string_match_all", ROOM, subjects)
-        return [
-            (NeedleCell.of(cell.place, cell.wanted, [a.score for a in answers], [a.text for a in answers]), seconds)
-            for answers in found
-        ]
-
-    return ask
-
-
-def _forcing(opened: Opened) -> Ask:
-    """Answers are appended."""
-    forcer = Forcer(opened)
-
-    def ask(cell: Cell, subjects: Sequence[Subject]) -> list[tuple[NeedleCell, float]]:
-        return [
-            (
-                NeedleCell.of(cell.place, cell.wanted, [a.score for a in answers], [], [a.logprob for a in answers]),
-                seconds,
-            )
-            for answers, seconds in zip(*forcer.answers(cell, subjects), strict=True)
-        ]
-
-    return ask

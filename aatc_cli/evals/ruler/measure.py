@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.answers.ledger import Ledger
 from aatc_cli.evals.answers.parts import ask_in_parts
-from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.evals.opened import Opened
-from aatc_cli.evals.ruler.job import Job, make_jobs
+from aatc_cli.evals.ruler.job import make_jobs
 from aatc_cli.evals.ruler.result import Result
 from aatc_cli.evals.ruler.settings import Settings
-from aatc_cli.evals.ruler.ways import Ask, forcing, generating
-from aatc_cli.evals.subjects import Subject
+from aatc_cli.evals.ruler.ways import asking
 from aatc_cli.evals.windows.frame import check_packed
 from aatc_cli.text.ruler.tasks import TASKS, chosen_tasks
 from aatc_cli.text.sources import documents, parse_source
@@ -43,14 +39,6 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         say(f"eval: {name} is left out: {reason}")
     if not jobs:
         raise AatcError(f"no RULER task can be asked: {next(iter(left_out.values()))}", "give a larger --context")
-    made: list[Ask] = []
-
-    def ask(job: Job, subjects: Sequence[Subject]) -> Iterable[BenchmarkRow]:
-        # the model is opened when something is missing
-        if not made:
-            made.append(forcing(opened) if forced else generating(opened))
-        return made[0](job, subjects)
-
-    ask_in_parts(opened, ledger, jobs, ask)
+    ask_in_parts(opened, ledger, jobs, asking(opened, forced=forced))
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]
