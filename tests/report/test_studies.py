@@ -403,7 +403,10 @@ def test_forced_answers_stand_beside_fp16_on_the_same_prompts() -> None:
         StudyRow(name=name, label=name, recipe=name, stats=None, asked=bits, matched=False)
         for name, bits in (("fp16", None), ("paper-2", 2))
     ]
-    rows[1] = rows[1].model_copy(update={"budget": "2", "bits_packed": 2.1})
+    rows = [
+        rows[0].model_copy(update={"bits_packed": 16.0}),
+        rows[1].model_copy(update={"budget": "2", "bits_packed": 2.1}),
+    ]
     found = {
         "evals/fp16.json": result("fp16", None, [1.0, 1.0, 0.0, 1.0], [-1.0, -2.0, -3.0, -4.0]),
         "evals/paper-2.json": result("paper", 2, [1.0, 0.0], [-1.5, -2.5]),
