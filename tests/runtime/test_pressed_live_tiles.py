@@ -1,4 +1,4 @@
-"""Tiles behind a press under the model, against the one-pass evaluator that tests/evals/test_pressed_tiles.py checks."""
+"""Tiles behind a press under the model, against the one-pass evaluator (tests/evals/test_pressed_tiles.py)."""
 
 from __future__ import annotations
 

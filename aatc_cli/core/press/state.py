@@ -42,7 +42,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Pressed:
-    """A press and the share of the packed tokens that it leaves, as a plan has them.
+    """A press and the share of the packed tokens that it leaves, or above 1 their number, as a plan has them.
 
     costs: bytes of a token by layer and kv head, by which heads share places; empty where all heads are alike. levels:
     what the classes of tiles cost, of a press that says them.
