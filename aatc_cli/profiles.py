@@ -68,8 +68,8 @@ def load_model_profile(name: str) -> ModelProfile:
 def load_recipe(name: str) -> Recipe:
     """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`.
 
-    ``CODE+PRESS-KEEP`` is the recipe of a code behind a press: ``loss-aware+snapkv-0.25`` keeps a quarter of the tokens,
-    ``loss-aware+snapkv-256t`` 256 of them.
+    ``CODE+PRESS-KEEP`` is the recipe of a code behind a press: ``loss-aware+snapkv-0.25`` keeps a quarter of the
+    tokens, ``loss-aware+snapkv-256t`` 256 of them.
     """
     code, plus, pressed = name.rpartition("+")
     if not plus or name.endswith(".toml"):
