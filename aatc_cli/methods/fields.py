@@ -74,7 +74,7 @@ class RecipeFields(Settings):
     keep: float | None = Field(
         None,
         gt=0,
-        description="share of the tokens behind the window that a press leaves, or above 1 how many; None: by the budget",
+        description="share of the tokens behind the window that a press leaves, above 1 how many; None: by the budget",
     )
 
     @model_serializer(mode="wrap")

@@ -80,22 +80,25 @@ class Forcer:
 
     def answers(self, job: Job, subjects: Sequence[Subject]) -> tuple[list[list[Forced]], list[float]]:
         """Answers by subject and sample, and seconds of every subject; raises `AatcError` for logits not finite."""
-        found: list[dict[int, Forced]] = [{} for _ in subjects]
-        seconds = [0.0] * len(subjects)
+        found = [(answers, seconds) for _, answers, seconds in self.each(job, subjects)]
+        return [answers for answers, _ in found], [seconds for _, seconds in found]
+
+    def each(self, job: Job, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, list[Forced], float]]:
+        """As `answers`, subject by subject, so that what one has answered can be kept before the next is asked."""
+        batches = [(places, *self._filled(job, places)) for places in _batches(job, self.opened.options.batch)]
         with progress(f"eval {job.what}, forced", len(job.samples) * len(subjects)) as ticker:
-            for places in _batches(job, self.opened.options.batch):
-                tokens, positions = self._filled(job, places)
-                for index, subject in enumerate(subjects):
-                    began = time.perf_counter()
+            for subject in subjects:
+                found: dict[int, Forced] = {}
+                began = time.perf_counter()
+                for places, tokens, positions in batches:
                     logits = self._logits(subject, tokens, positions)
                     for row, place in enumerate(places):
                         reference = job.references[place]
                         mine = logits[row, : len(reference.tokens)]
                         check_finite(mine, subject.name, place)
-                        found[index][place] = forced_answer(mine, reference)
-                    seconds[index] += time.perf_counter() - began
+                        found[place] = forced_answer(mine, reference)
                     ticker.advance(len(places), text=f"eval {job.what}: {subject.name}")
-        return [[mine[place] for place in range(len(job.samples))] for mine in found], seconds
+                yield subject, [found[place] for place in range(len(job.samples))], time.perf_counter() - began
 
     def _filled(self, job: Job, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prompts of one length with their answers, filled up behind, [B, T], and the positions before each token."""

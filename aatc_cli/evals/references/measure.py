@@ -41,8 +41,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
             continue
         forcer = forcer or Forcer(opened)
         counts = [len(reference.tokens) for reference in job.references]
-        for subject, answers, seconds in zip(missing, *forcer.answers(job, missing), strict=True):
-            share = calibrated_share(opened, subject, job.samples, job.what)
+        for subject, answers, seconds in forcer.each(job, missing):
             share = calibrated_share(opened, subject, job.samples, job.what)
             row = score_row((job.subtask, None, "most_likely"), [a.right for a in answers], job.digest, seconds)
             each = [a.logprob / count for a, count in zip(answers, counts, strict=True)]

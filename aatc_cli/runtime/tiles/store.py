@@ -21,7 +21,7 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.exact import ExactRows
 from aatc_cli.runtime.softmax import OnlineSoftmax, by_head
 from aatc_cli.runtime.store import LayerView
-from aatc_cli.runtime.tiles.layer import TileLayer
+from aatc_cli.runtime.tiles.layer import TileLayer, TileRows
 from aatc_cli.runtime.tiles.pages import TilePages
 from aatc_cli.runtime.tiles.received import Received
 
@@ -199,6 +199,12 @@ class TileStore:
     def _gone(self, dropped: Tensor | None, place: int, count: int) -> Tensor | None:
         """Of ``count`` packed tokens from ``place`` on those that a head does not see, ``dropped`` [b, H, n] first."""
         return dropped
+
+    def packed_rows(self, first: int, last: int) -> TileRows:
+        """Packed tokens ``first`` to ``last`` behind the sinks, both at the edge of a tile, keys before RoPE."""
+        tile = self.layer.rule.tile
+        tiles = self.pages.joined(self.layer.empty_tiles(self.batch))
+        return self.layer.read(tiles[:, first // tile : last // tile])
 
     def _add_tiles(self, softmax: OnlineSoftmax, view: LayerView, query: Tensor) -> None:
         """Take in all packed tokens, some tiles at a time."""
