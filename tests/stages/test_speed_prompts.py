@@ -14,10 +14,12 @@ from aatc_cli.core import SIDES
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.bench import geometry as speed_geometry
 from aatc_cli.evals.bench import packing, prompts, ragged
+from aatc_cli.evals.bench import undecided as checks
 from aatc_cli.evals.bench.attention import Timing
 from aatc_cli.evals.bench.geometry import Form, measure_geometry
-from aatc_cli.evals.bench.packing import like_coded, undecided
+from aatc_cli.evals.bench.packing import like_coded
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
+from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.evals.speed.measure import _check_alone
 from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.speed.table import speed_table
@@ -88,8 +90,8 @@ def test_codes_may_differ_where_rounding_decides_and_nowhere_else() -> None:
     coded, places = held.coded(tiles)
     # what torch chose is the best there is
     codec, (codes, scales) = held.sides["k"].codec, coded["k"][2]
-    facts = packing._Facts.of(codec.codec, codec.bits[2], 1, 64)
-    latents, slack = (packing.by_rank(one, places) for one in packing._latents(codec.codec, rows["k"], 2))
+    facts = checks._Facts.of(codec.codec, codec.bits[2], 1, 64)
+    latents, slack = (checks.by_rank(one, places) for one in checks._latents(codec.codec, rows["k"], 2))
     for tile, rank in ((0, 0), (0, 9), (1, 15)):
         given = latents[0, tile, 1, 48 + rank], slack[0, tile, 1, 48 + rank]
         assert facts.excess(*given, codes[0, tile, rank, 1], scales[0, tile, rank, 1]) <= 1.0
@@ -114,14 +116,14 @@ def test_codes_may_differ_where_rounding_decides_and_nowhere_else() -> None:
 def test_of_all_candidates_one_is_right() -> None:
     held, _, _ = packed_twice()
     codec = held.sides["k"].codec.codec
-    facts = packing._Facts.of(codec, held.sides["k"].codec.bits[2], 0, 64)
+    facts = checks._Facts.of(codec, held.sides["k"].codec.bits[2], 0, 64)
     assert len(facts.coded) > 4
     unit = torch.randn(len(facts.coded), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     latents = torch.zeros(64, dtype=torch.float64)
     latents[facts.coded] = unit * facts.spread
     errors = {}
-    for factor in packing.CANDIDATES:
-        scale = float(packing.rounded_scale(unit.square().mean().sqrt() * factor, 8))
+    for factor in checks.CANDIDATES:
+        scale = float(checks.rounded_scale(unit.square().mean().sqrt() * factor, 8))
         index = facts.tables.nearest((latents / codec.variance[:64].sqrt().double() / scale)[None])[0]
         errors[facts.excess(latents, torch.zeros_like(latents), index.to(torch.int64), torch.tensor(scale))] = scale
     assert min(errors) <= 1.0
@@ -130,7 +132,7 @@ def test_of_all_candidates_one_is_right() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_wrong_codes_have_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "packing_timings", lambda *_: ([], 7.0))
+    monkeypatch.setattr(packing, "packing_timings", lambda *_: ([], 7.0))
     with pytest.raises(AatcError, match="7 times"):
         measure_geometry(PROFILE, 2.0, [(320, 1)], 1, CUDA, Form(tiles=True, prompts=True))
 

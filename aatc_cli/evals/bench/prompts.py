@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from aatc_cli.config import Geometry
-from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.findings import Findings
 from aatc_cli.evals.bench.ours import FUSED_WINDOW, THETA
-from aatc_cli.evals.bench.packing import packing_timings
-from aatc_cli.evals.bench.rows import Size, speed_rows
+from aatc_cli.evals.bench.packing import compare_packing
+from aatc_cli.evals.bench.rows import Size
 from aatc_cli.evals.bench.tile_steps import tile_spec
 from aatc_cli.evals.bench.whole_model import start_over
-from aatc_cli.evals.speed.result import REFERENCE, SpeedCheck
+from aatc_cli.evals.speed.result import REFERENCE
 from aatc_cli.evals.speed.timing import alternate, speed_row
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.random import random_llama
@@ -48,22 +46,6 @@ def compare_prompts(
             speed_row("prefill", context, batch, name, seconds, theirs)
             for name, seconds in ((REFERENCE, theirs), (BACKEND, ours))
         ]
-
-
-def compare_packing(
-    found: Findings, geometry: Geometry, bits: float, size: Size, repeats: int, device: torch.device
-) -> None:
-    """Rows of packing as many tokens as there are in all sequences; raises `AatcError` where codes are not torch's."""
-    context, batch = size
-    timings, apart = packing_timings(geometry, bits, context * batch, repeats, device)
-    if not apart <= 1.0:
-        raise AatcError(
-            f"packed tokens have errors {apart:.3g} times as far from those of torch as roundings explain; "
-            "no time is reported",
-            "report this with the device and the versions of torch and CuPy",
-        )
-    found.checks.append(SpeedCheck(context=context, batch=batch, backend="packing", error=apart, bound=1.0))
-    found.rows += speed_rows("packing", size, timings[:1], timings[1:])
 
 
 def prefill_of(session: Session, ids: torch.Tensor) -> Callable[[], float]:

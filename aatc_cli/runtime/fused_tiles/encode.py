@@ -1,7 +1,7 @@
 """Packing of a layer's tiles by a kernel where it is compiled: tables of its codecs, and latents by torch before it.
 
 Codes are those of `core.tile_codec` in float32, but for the order of sums: where roundings decide, a channel may find
-the neighbouring level, and a token another scale (`evals.bench.packing.undecided` tells such tokens from wrong ones).
+the neighbouring level, and a token another scale (`evals.bench.undecided` tells such tokens from wrong ones).
 """
 
 from __future__ import annotations

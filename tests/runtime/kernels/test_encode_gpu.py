@@ -11,8 +11,8 @@ from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.attend import attention_with_sums
 from aatc_cli.core.received import received_by_head, received_near
-from aatc_cli.evals.bench.packing import undecided
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
+from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.kernels.launch import fused_available
