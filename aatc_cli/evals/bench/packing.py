@@ -86,4 +86,4 @@ def _seconds(call: Callable[[], object]) -> float:
     call()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end)) / 1e3

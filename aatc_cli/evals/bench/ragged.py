@@ -82,11 +82,11 @@ Attend = Callable[[], Tensor]
 
 def each_by_itself(cache: RaggedCache) -> Attend:
     """FlashAttention-2 of torch, a call for every sequence, several of them side by side."""
-    parts = [
-        [side[row : row + 1, :count].transpose(1, 2).contiguous() for side in (cache.keys, cache.values)]
-        for row, count in enumerate(cache.lengths)
-    ]
-    batch, heads = len(parts), cache.keys.shape[2]
+    keys, values = (
+        [side[row : row + 1, :count].transpose(1, 2).contiguous() for row, count in enumerate(cache.lengths)]
+        for side in (cache.keys, cache.values)
+    )
+    batch, heads = len(keys), cache.keys.shape[2]
     rows = cache.query.view(batch, heads, -1, cache.query.shape[-1])
     out = torch.empty_like(rows)
     side_streams: list[Any] = [torch.cuda.Stream(out.device) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ def each_by_itself(cache: RaggedCache) -> Attend:
         # the longest first
         for row in reversed(range(batch)):
             with torch.cuda.stream(side_streams[row % _STREAMS]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                out[row : row + 1] = F.scaled_dot_product_attention(rows[row : row + 1], *parts[row])
+                out[row : row + 1] = F.scaled_dot_product_attention(rows[row : row + 1], keys[row], values[row])
         for stream in side_streams:
             main.wait_stream(stream)
         return out.view(cache.query.shape)
