@@ -80,6 +80,23 @@ def test_a_cache_built_token_by_token_is_that_of_the_evaluator(
         assert row.tokens == 3 * STEPS
 
 
+def test_given_tokens_read_at_once_are_those_fed_one_by_one(
+    opened: Opened, results: list[Result], corpus: Path
+) -> None:
+    settings = Settings(text=(str(corpus),), prompt=PROMPT, tokens=STEPS, limit=3, at_once=True)
+    given = settings.model_copy(update={"way": ("text", "uncompressed")})
+    for found, live in zip(measure(opened, given), results, strict=True):
+        assert found.cache is None
+        assert found.file_name != live.file_name
+        for row in found.rows:
+            other = live.row(row.way)
+            assert other is not None
+            assert row.kl_windows == pytest.approx(other.kl_windows, rel=2e-3, abs=1e-9)
+            assert row.kl_p90 == pytest.approx(other.kl_p90, rel=1e-2, abs=1e-9)
+            assert row.nll_uncompressed == pytest.approx(other.nll_uncompressed, rel=1e-5)
+            assert row.tokens == other.tokens
+
+
 def test_the_models_own_cache_is_no_change(results: list[Result]) -> None:
     """Whoever writes: it only differs from one pass by rounding, and it writes what the uncompressed model does."""
     own, others = results[0], results[1:]
