@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.config import make_budget
 from aatc_cli.evals.accumulate.decoding import Draw
 from aatc_cli.evals.accumulate.measure import measure
@@ -21,6 +22,7 @@ from aatc_cli.evals.accumulate.table import tables
 from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.opened import Opened, open_subjects
+from aatc_cli.evals.study_scores import cell_score
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model
@@ -125,6 +127,12 @@ def test_what_a_model_writes_is_drawn_from_its_own_distribution() -> None:
 def test_files_tables_and_the_command(
     opened: Opened, results: list[Result], corpus: Path, aatc: Callable[..., Any], tiny_llama: Path
 ) -> None:
+    only = results[1].model_copy(update={"rows": results[1].rows[1:]})
+    write_evaluation(opened.run.root / "studies" / "apart" / "evals", only)
+    cell = StudyCell(row="paper-3", task="accumulate", file=f"studies/apart/evals/{only.file_name}")
+    score = cell_score(opened.run.root, cell)
+    assert score is not None
+    assert score.mean == results[1].rows[1].kl_mean
     path = opened.run.evals / results[1].file_name
     assert read_measurement(path, Result) == results[1]
     shown = tables(results)
