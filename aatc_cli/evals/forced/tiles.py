@@ -140,10 +140,16 @@ def tiled_attention(
 
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
     """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
+    found: Tensor | None = inputs.memo.get(("received", lags, prompt))
+    if found is None:
+        found = inputs.memo["received", lags, prompt] = _received_in(inputs, lags, prompt)
+    return found if rule.order == "head" else found.sum(1, keepdim=True)
+
+
+def _received_in(inputs: LayerInputs, lags: tuple[int, int], prompt: int) -> Tensor:
     query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
     site, sliding = inputs.site, inputs.sliding_window
-    found = received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
-    return found if rule.order == "head" else found.sum(1, keepdim=True)
+    return received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
 
 
 def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:
