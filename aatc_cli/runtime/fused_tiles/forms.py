@@ -1,4 +1,4 @@
-"""Forms of classes: how many steps of 32 digits of 4, 2 and 1 bits there are, for which the kernel has straight code."""
+"""Forms of classes: how many steps of 32 digits of each size they have. The kernel has straight code for every form."""
 
 from __future__ import annotations
 
