@@ -16,6 +16,18 @@ from aatc_cli.evals.subjects import Subject
 Ask = Callable[[Job, Sequence[Subject]], Iterable[BenchmarkRow]]
 
 
+def asking(opened: Opened, *, forced: bool) -> Ask:
+    """One of the two ways; the model is loaded when something is asked."""
+    made: list[Ask] = []
+
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterable[BenchmarkRow]:
+        if not made:
+            made.append(forcing(opened) if forced else generating(opened))
+        return made[0](job, subjects)
+
+    return ask
+
+
 def generating(opened: Opened) -> Ask:
     """Answers are generated, all subjects at once."""
     asker = Asker(opened)
