@@ -1,7 +1,7 @@
 """Packing of a layer's tiles by a kernel where it is compiled: tables of its codecs, and latents by torch before it.
 
-Codes are those of `core.tile_codec` in float32, but for the order of sums: where roundings decide, a channel may find
-the neighbouring level, and a token another scale (`evals.bench.undecided` tells such tokens from wrong ones).
+Codes are those of `core.tile_codec` in float32, and the same latents are given to either, but sums go in another order:
+where roundings decide, a token may find another scale (`evals.bench.undecided` tells such tokens from wrong ones).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
 from aatc_cli.runtime.fused_tiles.digits import ROWS
-from aatc_cli.runtime.fused_tiles.products import by_parts_available, parts_of, product
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
@@ -115,17 +114,11 @@ class FusedTileLayer(TileLayer):
         return out.view(received.shape[0], -1, self.held.nbytes)
 
     def latents(self, side: Side, rows: Tensor) -> Tensor:
-        """Latents [n, 64, H, D] of exact rows [n, 64, C]: those of `TransformCodec.latents` to rounding, not copied."""
+        """Latents [n, 64, H, D] of exact rows [n, 64, C], as `TransformCodec.latents` has them but not copied."""
         codec = self.codecs[side].codec
-        if by_parts_available(rows) and all(bias is None for bias in self.biases.values()):
-            return product(torch.unflatten(rows, -1, (self.heads, -1)), self._parts[side])
         by_head = torch.unflatten(debias(rows, self.biases[side]).to(codec.encode.dtype), -1, (self.heads, -1))
         found: Tensor = torch.einsum("...ge,gef->...gf", by_head, codec.encode)
         return found
-
-    @cached_property
-    def _parts(self) -> dict[Side, Tensor]:
-        return {side: parts_of(self.codecs[side].codec.encode) for side in SIDES}
 
     @cached_property
     def _tables(self) -> EncodeTables:
