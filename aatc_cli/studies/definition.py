@@ -28,6 +28,7 @@ _READ_BY = {
     "tokens": ("accumulate",),
     "ways": ("accumulate",),
     "cache": ("accumulate",),
+    "at_once": ("accumulate",),
     "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns", "needles"),
     "given_too": ("kl", "perplexity", "recall", "accumulate"),
     "contexts": ("ruler", "turns", "needles"),
@@ -88,6 +89,7 @@ class StudyTask(Settings):
     cache: Literal["auto", "packed", "fused", "simulated"] = Field(
         "auto", description="how the cache is held (accumulate)"
     )
+    at_once: bool = Field(False, description="read tokens that are given in one pass (accumulate)")
     contexts: tuple[int, ...] = Field(
         (), strict=False, description="tokens of prompt and answer (ruler, turns, needles)"
     )

@@ -40,9 +40,42 @@ def forced_tables(view: StudyView) -> list[Table]:
     columns: dict[str, list[StudyCell]] = {}
     for cell in view.result.cells:
         columns.setdefault(cell.column, []).append(cell)
-    title = f"{asked.title}: score, {samples}"
+    tables = []
+    for cells in columns.values():
+        asked = _asked(view, cells)
+        if asked is not None:
+            tables += _tables(view, asked)
+    return tables
+
+
+def _asked(view: StudyView, cells: Sequence[StudyCell]) -> _Asked | None:
+    """What the cells of a column hold, where it is forced answers and fp16 has them."""
+    found = {
+        cell.row: {row.subtask: row for row in view.benchmark_rows(cell) if row.logprobs and row.scores}
+        for cell in cells
+    }
+    found = {name: rows for name, rows in found.items() if rows}
+    plain = next((row.name for row in view.result.rows if row.budget is None and row.name in found), None)
+    return None if plain is None else _Asked(cells[0].column, found, found[plain])
+
+
+def _tables(view: StudyView, asked: _Asked) -> list[Table]:
+    """Rows by falling rate, those of one half bit together."""
+    rows = sorted((row for row in view.result.rows if row.name in asked.found), key=lambda row: -_rate(row))
+    subtasks = [name for name in asked.base if any(name in asked.found[row.name] for row in rows if row.budget)]
+    if not subtasks:
+        subtasks = list(asked.base)
+    shared = [name for name in subtasks if all(name in asked.found[row.name] for row in rows)]
+    # the mean of one is itself
+    shared = shared if len(subtasks) > 1 else []
+    scores = [_line(row, _score_cells(row, asked, subtasks, shared)) for row in rows]
+    nats = [_line(row, _nats_cells(asked.found[row.name], asked.base, subtasks)) for row in rows if row.budget]
+    rules = frozenset(i for i in range(1, len(rows)) if _rate(rows[i]) != _rate(rows[i - 1]))
+    counts = sorted({asked.found[row.name][name].samples for row in rows for name in asked.found[row.name]})
+    samples = f"{counts[0]} samples" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} samples"
+    names = ("method", "packed bits", *subtasks)
     columns = (*names, "mean") if shared else names
-    tables = [Table(title, columns, tuple(scores), (_SCORE_NOTE,), rules)]
+    tables = [Table(f"{asked.title}: score, {samples}", columns, tuple(scores), (_SCORE_NOTE,), rules)]
     if nats:
         behind = frozenset(i - 1 for i in rules if i > 1)
         tables.append(Table(f"{asked.title}: nats lost", names, tuple(nats), (_NATS_NOTE,), behind))
