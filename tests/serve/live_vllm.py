@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import types
+from dataclasses import dataclass, field
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -85,12 +86,27 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
     return made
 
 
-def answers(llm, prompts: list[list[int]], steps: int) -> list[list[int]]:
+@dataclass
+class Answer:
+    """Tokens of an answer, and of every step the most likely tokens with their log-probabilities."""
+
+    tokens: list[int] = field(default_factory=list)
+    likely: list[dict[int, float]] = field(default_factory=list)
+
+    def __add__(self, other: Answer) -> Answer:
+        return Answer(self.tokens + other.tokens, self.likely + other.likely)
+
+
+def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
     from vllm import SamplingParams
 
-    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=5)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    found = [output.outputs[0] for output in outputs]
+    return [
+        Answer(list(each.token_ids), [{k: v.logprob for k, v in step.items()} for step in each.logprobs])
+        for each in found
+    ]
 
 
 def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]:
@@ -105,8 +121,11 @@ def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def reference(model: str, plan: str, dtype: str):
-    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone."""
+def reference(model: str, plan: str, dtype: str, sinks: int | None = None):
+    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone.
+
+    sinks: exact first tokens in place of the plan's.
+    """
     from pathlib import Path
 
     import torch
@@ -114,28 +133,48 @@ def reference(model: str, plan: str, dtype: str):
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.models.loading import find_model, load_model
     from aatc_cli.runtime.attach import prepare as prepare_session
+    from aatc_cli.runtime.attach import prepare_codecs
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(find_model(model), device=device, dtype=dtype)
-    session = prepare_session(loaded, Plan.open(Path(plan)), "fused")
+    opened = Plan.open(Path(plan))
+    if sinks is None:
+        session = prepare_session(loaded, opened, "fused")
+    else:
+        window = opened.recipe.window.model_copy(update={"sinks": sinks})
+        session = prepare_codecs(loaded, opened.codecs(device), window, "fused")
 
-    def generate(tokens: list[int], steps: int) -> list[int]:
+    def generate(tokens: list[int], steps: int) -> Answer:
         with session.attached(), torch.no_grad():
             ids = torch.tensor([tokens], device=device)
-            cache = {session.keyword: session.new_cache()}
-            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
-        return out[0, len(tokens) :].tolist()
+            options = {session.keyword: session.new_cache(), "return_dict_in_generate": True, "output_logits": True}
+            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
+        likely = []
+        for logits in out.logits:
+            values, places = logits[0].float().log_softmax(-1).topk(5)
+            likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
+        return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
 
     return generate
 
 
-def same(found: list[list[int]], wanted: list[list[int]]) -> dict[str, object]:
-    """How many answers are equal, and how many tokens before the first that differs, of those that do."""
-    first = {}
+def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
+    """How many answers are equal, and where the others part: what either thinks of the two tokens.
+
+    apart: the largest difference of log-probabilities of tokens that both chose, before any parting: what two orders of
+    the same sums differ by. A parting is a near tie where either's margin between the two tokens is of that size.
+    """
+    parted, apart = {}, 0.0
     for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        if a != b:
-            first[index] = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return {"equal": len(found) - len(first), "of": len(found), "differ_at": first}
+        at = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
+        for x, mine, theirs in zip(a.tokens[:at], a.likely, b.likely, strict=False):
+            if x in mine and x in theirs:
+                apart = max(apart, abs(mine[x] - theirs[x]))
+        if at is not None:
+            two = a.tokens[at], b.tokens[at]
+            rounded = [[round(side[t], 5) if t in side else None for t in two] for side in (a.likely[at], b.likely[at])]
+            parted[index] = {"at": at, "of_found": rounded[0], "of_wanted": rounded[1]}
+    return {"equal": len(found) - len(parted), "of": len(found), "apart": round(apart, 6), "parted": parted}
 
 
 def preempted_at(llm, count: int) -> dict[int, list[int]]:
@@ -152,13 +191,13 @@ def preempted_at(llm, count: int) -> dict[int, list[int]]:
     return found
 
 
-def after_preemption(generate, prompt: list[int], steps: int, cached: list[int]) -> list[int]:
+def after_preemption(generate, prompt: list[int], steps: int, cached: list[int]) -> Answer:
     """What the fused cache generates where the prompt is read anew, with its answer so far, at the same places."""
-    out: list[int] = []
+    out = Answer()
     for tokens in [*cached, None]:
         upto = steps if tokens is None else tokens - len(prompt) + 1
-        if upto > len(out):
-            out += generate(prompt + out, upto - len(out))
+        if upto > len(out.tokens):
+            out += generate(prompt + out.tokens, upto - len(out.tokens))
     return out
 
 
@@ -185,12 +224,15 @@ def correct(given: argparse.Namespace) -> None:
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
     generate, wanted = reference(given.model, given.plan, given.dtype), {}
-    # some of all lengths, and of those that lost their blocks
-    lost = sorted(preempted)[: given.references // 4]
-    for i in [*range(given.references), *lost]:
+    # those that lost their blocks first, then some of all lengths, as long as there is time
+    stripe, stripes = (int(part) for part in given.stripe.split("/"))
+    chosen = [i for i in [*sorted(preempted), *range(given.references)] if i % stripes == stripe]
+    for i in dict.fromkeys(chosen):
+        if given.seconds and time.time() - STARTED > given.seconds:
+            break
         wanted[i] = after_preemption(generate, prompts[i], given.steps, preempted.get(i, []))
-        say(reference=i, length=len(prompts[i]), same=batched[i] == wanted[i], preempted=preempted.get(i))
-    say(batched_against_fused=same([batched[i] for i in wanted], list(wanted.values())))
+    asked = {"asked": len(set(chosen)), "preempted": sorted(set(wanted) & set(preempted))}
+    say(batched_against_fused=same([batched[i] for i in wanted], list(wanted.values())), **asked)
     plain = [i for i in calm if i in wanted]
     say(alone_against_fused=same([alone[i] for i in plain], [wanted[i] for i in plain]))
     say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
@@ -213,15 +255,20 @@ def shared(given: argparse.Namespace) -> None:
         "kv_cache_memory_bytes": 1 << 30,
     }
     llm = engine(given.model, given.plan, given, enable_prefix_caching=True, **changes)
+    # of either head the first request hits nothing
+    cold = [answers(llm, [ids], given.steps)[0] for ids in prompts[:2]]
     # a request that comes again finds more full blocks, its own: what it reads packed is the same from then on
     for _ in range(2):
         first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
     together = answers(llm, prompts, given.steps)
     again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=4 * len(prompts))
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
-    generate = reference(given.model, given.plan, given.dtype)
-    say(hits_against_own_prompts=same(again, [generate(ids, given.steps) for ids in prompts]))
+    generate = reference(given.model, given.plan, given.dtype, 64)
+    own = [generate(ids, given.steps) for ids in prompts]
+    # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
+    say(first_against_fused=same(cold, own[: len(cold)]))
+    say(hits_against_own_prompts=same(again, own))
 
 
 def compiled(given: argparse.Namespace) -> None:
@@ -416,6 +463,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--alone", type=int, default=64)
     parser.add_argument("--references", type=int, default=64)
+    parser.add_argument("--stripe", default="0/1", help="which of how many parts of the references to compute")
+    parser.add_argument("--seconds", type=float, default=0, help="after which no more references are begun")
     parser.add_argument("--longest", type=int, default=1200)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--room", type=float, default=1.2, help="blocks, as a share of what all prompts take")
