@@ -365,6 +365,23 @@ def synthetic_plan(folder: str, bits: float) -> None:
     served.open_engine, TileEngine._recognise, TileEngine.fill = opened, recognise, fill
 
 
+def with_flash_attention_3() -> None:
+    """Let TurboQuant have FlashAttention 3: vLLM 0.23 asks for 2, which not every build has.
+
+    The reason it gives, layers of two kinds in one check, is gone in 0.23.0: that check passes TurboQuant's layers over.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+
+    def create_engine_config(self, *args, **kwargs):
+        config = original(self, *args, **kwargs)
+        config.attention_config.flash_attn_version = None
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config
+
+
 def bench(given: argparse.Namespace) -> None:
     """Capacity, time to first token, then decode steps at equal batch and at the largest one.
 
@@ -392,6 +409,8 @@ def bench(given: argparse.Namespace) -> None:
     }
     if not ours:
         changes["kv_cache_dtype"] = given.kind
+    if given.kind.startswith("turboquant"):
+        with_flash_attention_3()
     if given.turn:
         # one after another on the GPU, while those that come next import what they need
         fcntl.flock(os.open(given.turn, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
