@@ -368,7 +368,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
 def with_flash_attention_3() -> None:
     """Let TurboQuant have FlashAttention 3: vLLM 0.23 asks for 2, which not every build has.
 
-    The reason it gives, layers of two kinds in one check, is gone in 0.23.0: that check passes TurboQuant's layers over.
+    Its reason, layers of two kinds in one check, is gone in 0.23.0: that check passes TurboQuant's layers over.
     """
     from vllm.engine.arg_utils import EngineArgs
 

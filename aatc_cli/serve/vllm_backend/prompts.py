@@ -7,7 +7,7 @@ elsewhere torch does, as in the fused cache.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -77,7 +77,7 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
         earlier = _before(store, view, keys.dtype)
         keys, values = (torch.cat(pair) for pair in zip(earlier, fresh, strict=True))
     count, total = query.shape[0], keys.shape[0]
-    lengths = [torch.tensor([0, n], dtype=torch.int32, device=query.device) for n in (count, total)]
+    lengths = [_ends(n, query.device) for n in (count, total)]
     utils: Any = import_module("vllm.v1.attention.backends.fa_utils")
     out, normaliser = flash_attention(query)(
         q=query.contiguous(),
@@ -104,6 +104,12 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
     else:
         store.watch(queries, near, view)
     return out  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _ends(count: int, device: torch.device) -> Tensor:
+    """Where one text of ``count`` tokens begins and ends: the same for all layers, and each copy would wait for the GPU."""
+    return torch.tensor([0, count], dtype=torch.int32, device=device)
 
 
 def _before(store: TileStore, view: LayerView, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
