@@ -181,7 +181,7 @@ def preempted_at(llm, count: int) -> dict[int, list[int]]:
     """Cached tokens at which requests of the last call were preempted, by the index of their prompt."""
     from aatc_cli.serve.vllm_backend.served import served_of
 
-    log = served_of(llm.llm_engine.vllm_config).engine.preempted
+    log = served_of(llm.llm_engine.vllm_config).engine.lost.latest
     found: dict[int, list[int]] = {}
     base = None
     for request, tokens in log:

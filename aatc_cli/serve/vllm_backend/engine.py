@@ -20,6 +20,7 @@ from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.decoding import Decoding
+from aatc_cli.serve.vllm_backend.lost import Lost
 from aatc_cli.serve.vllm_backend.pages import BlockPages
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
@@ -43,13 +44,15 @@ class SlotStore(TileStore):
 
 
 class TileEngine:
-    """A plan's caches for the requests of one engine; ``caches``: its blocks uint8 [blocks, bytes] by layer.
+    """The caches of plan ``name`` for an engine's requests; ``caches``: its blocks uint8 [blocks, bytes] by layer.
 
     shared: whether requests go on from full blocks of others, which needs a window of as many sinks as a block has.
     """
 
-    def __init__(self, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, shared: bool) -> None:
-        self.form, self.turning, self.places = form, turning, Places(slots)
+    def __init__(
+        self, name: str, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, shared: bool
+    ) -> None:
+        self.name, self.form, self.turning, self.places = name, form, turning, Places(slots, name)
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
@@ -65,8 +68,8 @@ class TileEngine:
         self.pending: tuple[Full, ...] = ()
         self.order: dict[str, int] = {}
         self.caches: list[Tensor] = []
-        # who lost its blocks, with how many tokens, and how often somebody went on from those of another
-        self.preempted: list[tuple[str, int]] = []
+        # who lost its blocks, and how often somebody went on from those of another
+        self.lost = Lost(name)
         self.joined = 0
 
     @property
@@ -82,7 +85,7 @@ class TileEngine:
         """
         self._settle()
         held = self.places.held
-        self.preempted += [(request, held[request].tokens) for request in preempted if request in held]
+        self.lost.add([(request, held[request].tokens) for request in preempted if request in held])
         self.places.release([*finished, *preempted])
         self.order = {request: place for place, request in enumerate(order)}
 
@@ -164,7 +167,7 @@ class TileEngine:
             held.tokens, held.tiles = cached, max(cached // TILE - 1, 0)
         if held.tokens != cached:
             raise AatcError(
-                f"request {request} has {cached} cached tokens, of which {held.tokens} went through this plan",
+                f"request {request} has {cached} cached tokens, of which {held.tokens} went through {self.name}",
                 "serve without KV connectors and speculative decoding",
             )
 

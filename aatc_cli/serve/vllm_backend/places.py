@@ -22,10 +22,10 @@ class Held:
 
 
 class Places:
-    """Requests by their ids in ``count`` slots."""
+    """Requests by their ids in ``count`` slots; plan: whose exact rows they are, for messages."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, plan: str = "the plan") -> None:
+        self.count, self.plan = count, plan
         self.held: dict[str, Held] = {}
 
     def release(self, requests: Iterable[str]) -> None:
@@ -48,7 +48,7 @@ class Places:
             slot = next(free, None)
             if slot is None:
                 raise AatcError(
-                    f"{len(self.held)} requests run, and there are exact rows for {self.count}",
+                    f"{len(self.held)} requests run, and there are exact rows of {self.plan} for {self.count}",
                     "start the engine with a larger --max-num-seqs",
                 )
             moves += self._put(request, slot)

@@ -65,6 +65,19 @@ def check_engine(config: Any) -> None:
             raise AatcError(f"plans of tiles are not served with {what}", f"start the engine with {remedy}")
 
 
+def check_blocks(name: str, config: Any) -> None:
+    """Raise `AatcError` where the blocks of a configuration are too few for its longest text with plan ``name``.
+
+    One block is the engine's own. A request that needs it would give up its blocks to itself and begin again for ever.
+    """
+    blocks, longest = config.cache_config.num_gpu_blocks, config.model_config.max_model_len
+    if blocks is not None and (blocks - 1) * TILE < longest:
+        raise AatcError(
+            f"{name}: {blocks} blocks hold {max(blocks - 1, 0) * TILE:,} tokens, and one text may have {longest:,}",
+            "give a smaller --max-model-len, or more memory",
+        )
+
+
 def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEngine:
     """The caches of a plan for an engine of this configuration.
 
@@ -77,7 +90,7 @@ def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEng
     form = static_of(prepared, model.dtype, device)
     module: Any = attention_sites(prepared.model)[0].module
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
-    return TileEngine(form, turning, float(module.scaling), slots, bool(shared))
+    return TileEngine(prepared.name, form, turning, float(module.scaling), slots, bool(shared))
 
 
 def open_engine(config: Any, device: torch.device) -> TileEngine:
