@@ -6,7 +6,7 @@ of a decoding request here, between two steps, so that a captured step never dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +21,8 @@ from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.decoding import Decoding
 from aatc_cli.serve.vllm_backend.lost import Lost
+from aatc_cli.serve.vllm_backend.numbers import on_device
+from aatc_cli.serve.vllm_backend.packing import Oldest, Packing
 from aatc_cli.serve.vllm_backend.pages import BlockPages
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
@@ -56,7 +58,7 @@ class TileEngine:
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
-        self.decoding = Decoding(form, self.exact, scaling)
+        self.decoding, self.packing = Decoding(form, self.exact, scaling), Packing(form, self.exact)
         self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
@@ -200,7 +202,7 @@ class TileEngine:
         held.tokens += new
         held.tiles = max(packed_tokens(held.tokens, self.form.window) // tile, packed)
         positions = torch.arange(before, held.tokens, device=device)
-        blocks = torch.from_numpy(table[self.first : self.first + held.tiles].astype("int64")).to(device)
+        blocks = on_device(table[self.first : self.first + held.tiles], device)
         back, full = self.turning.back(positions), tuple(self._filled(held, before, table))
         sinks = None
         if joins and self.prefixes is not None:
@@ -218,7 +220,7 @@ class TileEngine:
             [each.tiles for each in held] + [0] * idle,
             [each.slot for each in held] + [slots] * idle,
         ]
-        tokens, tiles, places = torch.tensor(numbers, device=self.rows.device)
+        tokens, tiles, places = on_device(numbers, self.rows.device)
         self.decoding.tokens[:slots], self.decoding.tiles[:slots] = tokens, tiles
         newest = (tokens - 1).clamp(min=0)
         for kept, found in zip((self.rows, self.sums), self.exact.places(newest, places), strict=True):
@@ -236,14 +238,7 @@ class TileEngine:
         ]
         if not full:
             return
-        device = self.rows.device
-        slots = torch.tensor([held.slot for _, held in full], device=device)
-        packed = torch.tensor([tile * held.tiles for _, held in full], device=device)
-        blocks = torch.tensor([int(host[row][self.first + held.tiles]) for row, held in full], device=device)
-        for layer, fused in enumerate(self.form.layers):
-            keys, values, received = self.exact.oldest(layer, slots, packed, tile)
-            rows: Mapping[Any, Tensor] = {"k": keys, "v": values}
-            tiles = fused.layer.encode(rows, received, 0)
-            self.caches[layer][blocks, : tiles.shape[2]] = tiles[:, 0]
+        tiles = [Oldest(held.slot, tile * held.tiles, int(host[row][self.first + held.tiles])) for row, held in full]
+        self.packing(self.caches, tiles)
         for _, held in full:
             held.tiles += 1

@@ -48,7 +48,7 @@ class Places:
             slot = next(free, None)
             if slot is None:
                 raise AatcError(
-                    f"{len(self.held)} requests run, and there are exact rows of {self.plan} for {self.count}",
+                    f"{self.plan}: {len(self.held)} requests run, and there are exact rows for {self.count}",
                     "start the engine with a larger --max-num-seqs",
                 )
             moves += self._put(request, slot)

@@ -108,7 +108,7 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
 
 @lru_cache(maxsize=64)
 def _ends(count: int, device: torch.device) -> Tensor:
-    """Where one text of ``count`` tokens begins and ends: one copy for all layers, since each waits for the GPU."""
+    """Where one text of ``count`` tokens begins and ends: once for all layers, since a copy waits."""
     return torch.tensor([0, count], dtype=torch.int32, device=device)
 
 
