@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import sys
 import types
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
 
@@ -445,3 +446,18 @@ def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, b
     monkeypatch.setattr(command, "version", lambda name: "0.9.1")
     monkeypatch.setattr("aatc_cli.serve.opening.version", lambda name: "0.9.1")
     refuses(*ours, says=("0.9.1", "0.23."), **told)
+
+
+def test_a_server_that_ends_badly_is_told_with_the_plan_s_name(monkeypatch):
+    def served_by(*arguments):
+        return command.ServeCommand("paper-2", arguments, 1, 1, 1, "0.23.0")
+
+    served_by("true").start()
+    with pytest.raises(AatcError, match="the server of paper-2 ended with status 3"):
+        served_by("sh", "-c", "exit 3").start()
+    with pytest.raises(AatcError, match="paper-2 ended by SIGKILL"):
+        served_by("sh", "-c", "kill -KILL $$").start()
+    # told to end, it passes that on and is content
+    served_by("sh", "-c", f"kill -TERM {os.getpid()}; sleep 20").start()
+    with pytest.raises(AatcError, match="not installed"):
+        replace(served_by("true"), version=None).start()
