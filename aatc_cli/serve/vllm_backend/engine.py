@@ -27,9 +27,10 @@ from aatc_cli.serve.vllm_backend.pages import BlockPages
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
 from aatc_cli.serve.vllm_backend.prompts import attend_prompt, pieces
+from aatc_cli.serve.vllm_backend.quick import plain_keys
 from aatc_cli.serve.vllm_backend.rows import ExactSlots, HeldRows, HeldSums
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
-from aatc_cli.serve.vllm_backend.turning import Turning, taken_off
+from aatc_cli.serve.vllm_backend.turning import Turning
 
 
 class SlotStore(TileStore):
@@ -154,7 +155,7 @@ class TileEngine:
         if prompt.sinks is not None and self.prefixes is not None:
             self.prefixes.adopt(layer, cache, prompt.slot, *prompt.sinks)
         store = SlotStore(self, layer, cache, prompt)
-        plain = taken_off(keys, prompt.back)
+        plain = plain_keys(keys, prompt.back)
         step = pieces(store, query)
         for start in range(0, query.shape[0], step):
             part = slice(start, start + step)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import attention_with_sums
-from aatc_cli.core.received import received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend.quick import received_of
 
 # queries of a chunk that torch attends with at once
 _AT_ONCE = 256
@@ -95,14 +95,12 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
     # packed tokens receive nothing any more, and of sinks nobody asks
     start = min(store.window.sinks + store.packed, store.tokens)
     before = store.tokens - start
-    queries = torch.nn.functional.pad(query.transpose(0, 1)[None], (0, 0, before, 0))
-    sums = torch.nn.functional.pad(normaliser.float()[None], (before, 0), value=torch.inf)
-    near, view = keys[start:].transpose(0, 1)[None], replace(view, sums=sums)
+    lags = store.layer.rule.lags(store.window.recent)
+    found = received_of(query, keys[start:], normaliser, view.scaling, lags, before)
     if store.tokens:
-        lags = store.layer.rule.lags(store.window.recent)
-        store.received.paid(store.packed, received_near(queries, near, sums, view.scaling, lags), before)
+        store.received.paid(store.packed, found, before)
     else:
-        store.watch(queries, near, view)
+        store.received.prompt(found)
     return out  # type: ignore[no-any-return]
 
 
