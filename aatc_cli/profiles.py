@@ -68,21 +68,29 @@ def load_model_profile(name: str) -> ModelProfile:
 def load_recipe(name: str) -> Recipe:
     """Read the recipe ``name`` (a packaged name or a path to a TOML file); raises `AatcError`.
 
-    ``CODE+PRESS-KEEP`` is the recipe of a code behind a press: ``loss-aware+snapkv-0.25``.
+    ``CODE+PRESS-KEEP`` is the recipe of a code behind a press: ``loss-aware+snapkv-0.25`` keeps a quarter of the
+    tokens, ``loss-aware+snapkv-256t`` 256 of them.
     """
     code, plus, pressed = name.rpartition("+")
     if not plus or name.endswith(".toml"):
         return load_named("recipes", name, Recipe)
-    found = re.fullmatch(r"(.*?)(?:-([0-9.]+))?", pressed)
+    found = re.fullmatch(r"(.*?)(?:-([0-9.]+)(t?))?", pressed)
     assert found is not None
+    press, said, counted = found.groups()
     try:
-        return load_named("recipes", code, Recipe).with_press(found[1], float(found[2]) if found[2] else None)
+        keep = None if said is None else float(said)
+    except ValueError as error:
+        raise AatcError(f"recipe {name}: {said} is no share of tokens", f"write {code}+{press}-0.25") from error
+    if keep is not None and (keep <= 1) == bool(counted):
+        other = f"{said}t" if keep > 1 else said
+        problem = f"recipe {name}: a share is at most 1, and a number of tokens, with a t behind it, more than 1"
+        raise AatcError(problem, f"write {code}+{press}-{other}")
+    try:
+        return load_named("recipes", code, Recipe).with_press(press, keep)
     except ValidationError as error:
         raise AatcError(
             f"recipe {name}: {explain(error)}", "write CODE+PRESS-KEEP, as loss-aware+snapkv-0.25"
         ) from error
-    except ValueError as error:
-        raise AatcError(f"recipe {name}: {found[2]} is no share of tokens", f"write {code}+{found[1]}-0.25") from error
 
 
 def load_named(kind: Literal["models", "recipes", "studies"], name: str, model: type[T]) -> T:

@@ -39,7 +39,7 @@ class _Results(BaseModel):
     water_level: dict[Side, float] = Field(min_length=2)
     layout: dict[str, object]
     classes: tuple[ClassFacts, ...] = Field((), strict=False)
-    keep: float = Field(1.0, gt=0, le=1)
+    keep: float = Field(1.0, gt=0)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Plan(Noun):
     bits[layer][side] holds the widths [C]; with token classes the n C widths of class 0, 1, ... n - 1 in turn.
     predicted, water_level: distortion by side, and the level of its water-filling. bits_budget: bits per channel that
     the budget came to. starts: of recipes that code blocks of one precision, 1 where a block begins, else 0. keep: of
-    a recipe with a press, the share of the tokens that stay.
+    a recipe with a press, the share of the tokens that stay, or above 1 their number.
     """
 
     recipe: Recipe

@@ -72,7 +72,9 @@ class RecipeFields(Settings):
     )
     press: str = Field("none", description="which tokens stay, per kv head; not written without one")
     keep: float | None = Field(
-        None, gt=0, le=1, description="share of the tokens behind the window that a press leaves; None: by the budget"
+        None,
+        gt=0,
+        description="share of the tokens behind the window that a press leaves, above 1 how many; None: by the budget",
     )
 
     @model_serializer(mode="wrap")

@@ -109,6 +109,8 @@ class Recipe(RecipeFields):
             if self.keep is not None:
                 raise ValueError('keep is the share that a press leaves: press "none" leaves all tokens')
             return self
+        if self.keep is not None and self.keep > 1 and not self.keep.is_integer():
+            raise ValueError(f"keep is a share up to 1 or a whole number of tokens, not {self.keep:g}")
         if choices.allocator.nothing:
             raise ValueError(
                 f'press "{name}" needs a plan, and this recipe allocates nothing: there is one of its name'
@@ -157,9 +159,10 @@ class Recipe(RecipeFields):
     def with_press(self, press: str, keep: float | None) -> Self:
         """This code behind a press, each kv head alone where channels of several would be mixed.
 
+        keep: a share, or above 1 a number of tokens.
         Raises pydantic's `ValidationError` where the two do not go together.
         """
-        share = "" if keep is None else f"-{keep:g}"
+        share = "" if keep is None else f"-{keep:g}" if keep <= 1 else f"-{keep:.0f}t"
         added: dict[str, Any] = {"name": f"{self.name}+{press}{share}", "press": press, "keep": keep}
         if self.choices.transform.mixes or self.choices.quantizer.packed:
             added |= {"key_groups": "per-head", "value_groups": "per-head"}

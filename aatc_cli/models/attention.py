@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ _NAME = "aatc"
 class LayerInputs:
     """What an attention function gets. query [B, Hq, T, D], key and value [B, H, T, D] are as the model made them.
 
-    k_raw, v_raw [B, T, C]: before RoPE and without projection bias. cos, sin [B, T, R]: the rotation tables.
+    k_raw, v_raw [B, T, C]: before RoPE and without projection bias. cos, sin [B, T, R]: the rotation tables. seen: that
+    many first tokens have been through the model, and nobody asks for their attention again; memo: what was computed
+    of them once for all who read them.
     """
 
     site: AttentionSite
@@ -36,6 +38,8 @@ class LayerInputs:
     cos: Tensor
     sin: Tensor
     scaling: float
+    seen: int = 0
+    memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def sliding_window(self) -> int | None:
@@ -48,6 +52,8 @@ class LayerInputs:
 
 
 AttentionFunction = Callable[[LayerInputs], Tensor]
+# of a layer that is kept exact: the layer, query, key, value, scaling
+ExactAttention = Callable[[ExactLayer, Tensor, Tensor, Tensor, float], Tensor]
 
 
 @contextmanager
@@ -67,12 +73,14 @@ def attention_function(config: Any, name: str, attend: Callable[..., Any], mask:
 
 
 @contextmanager
-def attention_override(model: nn.Module, sites: list[AttentionSite], function: AttentionFunction) -> Iterator[None]:
+def attention_override(
+    model: nn.Module, sites: list[AttentionSite], function: AttentionFunction, of_exact: ExactAttention | None = None
+) -> Iterator[None]:
     """Run ``function`` (-> [B, Hq, T, D]) in place of attention in every compressed layer while the block lasts.
 
-    Layers that are kept exact attend causally over the whole window of text, so no padding may be in it. Works
-    through the public attention interface and forward hooks; the model's configuration, hooks and the interface are
-    as before when the block ends, whatever happened in it.
+    Layers that are kept exact attend causally over the whole window of text, so no padding may be in it, or as
+    ``of_exact`` says. Works through the public attention interface and forward hooks; the model's configuration, hooks
+    and the interface are as before when the block ends, whatever happened in it.
     """
     seen: dict[str, Any] = {}
     by_module = {id(site.module): site for site in sites}
@@ -95,7 +103,7 @@ def attention_override(model: nn.Module, sites: list[AttentionSite], function: A
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **kwargs: Any
     ) -> tuple[Tensor, None]:
         if id(module) in exact:
-            out = exact_attention(exact[id(module)], query, key, value, scaling)
+            out = (of_exact or exact_attention)(exact[id(module)], query, key, value, scaling)
             return out.transpose(1, 2).contiguous(), None
         inputs = LayerInputs(
             site=by_module[id(module)],
@@ -129,21 +137,39 @@ def exact_attention(
     """Causal attention of T tokens to themselves, within the layer's sliding window. -> [B, Hq, T, D]."""
     length, window = query.shape[2], layer.sliding_window
     if layer.sinks is None and layer.softcap is None and (window is None or length <= window):
+        if query.is_cuda and query.dtype == torch.float32:
+            # the kernels that hold no [T, T] of float32 know nothing of shared heads
+            groups = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         # without a mask to read, which costs as much as the products do
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     mask = causal_mask(length, window, query.device)
     return masked_attention(query, key, value, mask, scaling, sinks=layer.sinks, softcap=layer.softcap)
 
 
+def attention_behind(
+    layer: ExactLayer | AttentionSite, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """Causal attention of the last n of T tokens to all of them, within the layer's window. -> [B, Hq, n, D]."""
+    length, count = key.shape[2], query.shape[2]
+    places = torch.arange(length, device=query.device)
+    lag = places[length - count :, None] - places
+    allowed = lag >= 0 if layer.sliding_window is None else (lag >= 0) & (lag < layer.sliding_window)
+    return masked_attention(query, key, value, allowed, scaling, sinks=layer.sinks, softcap=layer.softcap)
+
+
 def behind_prompt(prompt: int, function: AttentionFunction) -> AttentionFunction:
     """Attention whose first ``prompt`` queries see one another exactly, as in a prefill; ``function`` gives the rest.
 
-    What it gives is of the queries from ``prompt`` on alone: [B, Hq, T - prompt, D]. Without a prompt, itself.
+    What it gives is of the queries from ``prompt`` on alone: [B, Hq, T - prompt, D], which is all that is wanted of a
+    prompt that was seen before. Without a prompt, itself.
     """
     if not prompt:
         return function
 
     def whole(inputs: LayerInputs) -> Tensor:
+        if inputs.seen:
+            return function(inputs)
         query, key, value = (part[:, :, :prompt] for part in (inputs.query, inputs.key, inputs.value))
         return torch.cat((exact_attention(inputs.site, query, key, value, inputs.scaling), function(inputs)), 2)
 

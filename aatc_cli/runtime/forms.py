@@ -24,7 +24,7 @@ from aatc_cli.runtime.tiles.form import tiles_spec
 
 def chosen(plan: Plan, device: str) -> Kind:
     """The cache that "auto" stands for, of a plan on a device."""
-    if plan.recipe.choices.classes.tiled:
+    if plan.recipe.choices.classes.tiled and not plan.recipe.pressed:
         return "packed"
     if not plan.recipe.packed or plan.classes.count > 1 or not plan.recipe.window.exact:
         return "simulated"
@@ -38,7 +38,7 @@ def plan_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, cache:
     """The caches of a plan on ``model``; raises `AatcError` for a form that they cannot take."""
     device, window = str(next(model.parameters()).device), plan.recipe.window
     kind = cache if cache != "auto" else chosen(plan, device)
-    if plan.recipe.choices.classes.tiled:
+    if plan.recipe.choices.classes.tiled and not plan.recipe.pressed:
         return tiles_spec(model, layers, plan.codecs(device), window, plan.layout, kind)
     if kind == "simulated" or plan.recipe.pressed:
         return unpacked_spec(model, layers, plan, kind)

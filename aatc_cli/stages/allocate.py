@@ -140,7 +140,7 @@ def derive(
     """The allocation for a budget, its byte law, and the bits per channel the budget came to."""
     planner = Planner.of(transform, energies, recipe)
     if recipe.pressed:
-        guess = round(_GRID * budget.value / (recipe.keep or 1.0)) if budget.unit == "bits" else None
+        guess = round(_GRID * budget.value / min(recipe.keep or 1.0, 1.0)) if budget.unit == "bits" else None
         return pressed_plan(recipe, planner.allocation, planner.layout, planner.fits(budget), guess)
     if budget.unit == "bits":
         _require_width(recipe, budget.value)

@@ -77,7 +77,7 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
 def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Iterator[Column]:
     """A column for every text."""
     length = choices.length or task.length
-    for text in task.texts or choices.text:
+    for text in dict.fromkeys((*task.texts, *(choices.text if task.given_too or not task.texts else ()))):
         shown: dict[str, Any] = {"text": parse_source(text).name, "prompt": task.prompt}
         asked: dict[str, Any] = {"text": (text,)}
         if task.task == "accumulate":

@@ -29,6 +29,7 @@ _READ_BY = {
     "ways": ("accumulate",),
     "cache": ("accumulate",),
     "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns"),
+    "given_too": ("kl", "perplexity", "recall", "accumulate"),
     "contexts": ("ruler", "turns"),
     "mode": ("ruler",),
     "seed": ("ruler", "turns", "accumulate"),
@@ -77,6 +78,7 @@ class StudyTask(Settings):
         (), strict=False, description="names of rows that are asked, as paper@2 or fp16, globs allowed; all if none"
     )
     texts: tuple[str, ...] = Field((), strict=False, description="held-out texts; those of --text unless given")
+    given_too: bool = Field(False, description="whether those of --text come behind texts that are named here")
     length: int = Field(2048, ge=2, description="tokens per window (kl, perplexity, recall) or prompt (references)")
     first: int | None = Field(None, ge=0, description="first scored position (kl, perplexity); the task's own if none")
     prompt: int | None = Field(None, ge=1, description="tokens of a window that are a prompt (kl, accumulate)")
@@ -122,6 +124,14 @@ class Study(Settings):
         twice = next((place for place in places if places.count(place) > 1), None)
         if twice:
             raise ValueError(f"recipe {twice[0]} is listed twice with the same stats; give it all budgets in one entry")
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_differ(self) -> Self:
+        names = [task.name for task in self.tasks]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"task {twice} is listed twice; give it all texts or subtasks in one entry")
         return self
 
 

@@ -20,8 +20,10 @@ from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.subjects import Subject
-from aatc_cli.models.loading import find_model
+from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
+from aatc_cli.runtime.attach import prepare
+from aatc_cli.runtime.pressed.form import pressed_of
 from aatc_cli.stages.allocate import allocate
 from aatc_cli.stages.collect import CollectOptions, collect
 from aatc_cli.stages.whiten import Wanted, whiten
@@ -185,6 +187,20 @@ def test_from_plan_to_divergence(run_of_tiles, measured, longer, corpus):
         assert 0.9 * bits < evaluation.bits_packed <= bits + 1e-3
         assert 0 < evaluation.kept_share <= 1
     assert many.kl_mean < few.kl_mean
+
+
+def test_the_live_cache_of_a_plan(run_of_tiles, longer):
+    """Simulated, whatever is asked of it; what it answers is checked in tests/runtime/test_pressed_live_tiles.py."""
+    [plan] = allocate(run_of_tiles, load_recipe("loss-aware-tiles+priced-0.5"), [make_budget(bits=1.0)])
+    model = load_model(find_model(str(longer[0])))
+    session = prepare(model, plan)
+    pressed = pressed_of(session.spec)
+    assert session.spec.form.kind == "simulated"
+    assert pressed is not None
+    assert pressed.levels is not None
+    for kind in ("packed", "fused"):
+        with pytest.raises(AatcError, match=f"which the {kind} cache does not hold"):
+            prepare(model, plan, kind)
 
 
 def test_what_it_goes_with():

@@ -20,8 +20,10 @@ from aatc_cli.core.compare import Figure, difference, interval, tied
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.profiles import load_model_profile, load_recipe, profiles_dir
 from aatc_cli.report.data.published import published_for, read_published
+from aatc_cli.report.data.study import StudyView
 from aatc_cli.report.series import studies as series
 from aatc_cli.report.series.plans import CAUSES, causes
+from aatc_cli.report.tables.forced import forced_tables, mean_gap
 from aatc_cli.report.tables.scores import marks_of, score_text
 from aatc_cli.stages.report import make_report
 from aatc_cli.stages.reporting.load import load_report
@@ -385,3 +387,39 @@ def test_published_figures_are_of_the_papers_models():
     assert llama.score("paper", "2.5", "longbench lcc") == 0.623
     assert published_for("Qwen2.5-7B-Instruct").score("kivi", "2", "gsm8k") == 0.165
     assert published_for("Meta-Llama-3.1-8B-Instruct-GGUF") is None
+
+
+def test_forced_answers_stand_beside_fp16_on_the_same_prompts() -> None:
+    """Two subtasks by hand: pairs of what both were asked, of which one was cut off after two prompts."""
+
+    def cell(name: str) -> StudyCell:
+        return StudyCell(row=name, task="ruler", context=128, mode="forced", file=f"evals/{name}.json")
+
+    def result(recipe: str, budget: int | None, one: list[float], nats: list[float]) -> BenchmarkResult:
+        rows = [benchmark_row("a", 128, one).with_logprobs(nats), benchmark_row("b", 128, [1.0, 1.0, 0.0, 0.0])]
+        return BenchmarkResult(**common(recipe, budget), benchmark="ruler-forced", rows=rows)
+
+    rows = [
+        StudyRow(name=name, label=name, recipe=name, stats=None, asked=bits, matched=False)
+        for name, bits in (("fp16", None), ("paper-2", 2))
+    ]
+    rows = [
+        rows[0].model_copy(update={"bits_packed": 16.0}),
+        rows[1].model_copy(update={"budget": "2", "bits_packed": 2.1}),
+    ]
+    found = {
+        "evals/fp16.json": result("fp16", None, [1.0, 1.0, 0.0, 1.0], [-1.0, -2.0, -3.0, -4.0]),
+        "evals/paper-2.json": result("paper", 2, [1.0, 0.0], [-1.5, -2.5]),
+    }
+    study = StudyResult(
+        study="s", summary="", model="m", model_fingerprint="f", rows=tuple(rows), cells=(cell("fp16"), cell("paper-2"))
+    )
+    scores, nats = forced_tables(StudyView(study, found))
+    # "b" has no log-probabilities: it was not forced
+    assert scores.columns == ("method", "packed bits", "a", "mean")
+    assert "2 to 4 samples" in scores.caption
+    texts = [[cell.text for cell in row] for row in scores.rows]
+    assert texts[0][1:] == ["16", "75.0", "75.0"]
+    assert texts[1][1:] == ["2.10", "50.0 (-50.0 ± 50.0)", "50.0 (-50.0 ± 50.0)"]
+    assert [cell.text for cell in nats.rows[0]][1:] == ["2.10", "+0.500 ± 0.000"]
+    assert mean_gap([(1.0, 3.0), (3.0, 4.0)]) == (2.0, 2.5)

@@ -207,6 +207,20 @@ def test_transformers_own_generate_with_beams(model):
     assert beams.shape[1] > 60
 
 
+@pytest.mark.parametrize("name", ["snapkv", "streaming-llm"])
+def test_steps_are_taken_back(model, name):
+    """Prompt lookup drafts tokens with the prompt itself and takes them back; greedy answers are those without it."""
+    session, ids = session_of(model, coded(model), name), tokens_of(1, 60)
+    ids[:, 30:] = ids[:, :30]
+    given = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    with session.attached():
+        plain, drafted = (
+            model.generate(ids, **given, **more, **{session.keyword: session.new_cache()})
+            for more in ({}, {"prompt_lookup_num_tokens": 3})
+        )
+    assert torch.equal(plain, drafted)
+
+
 def test_a_copy_goes_on_by_itself(model):
     session, tokens = session_of(model, coded(model), "caote"), tokens_of(1, 80)
     with session.attached(), torch.no_grad():

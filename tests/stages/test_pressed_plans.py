@@ -11,6 +11,7 @@ from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import make_budget
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.layout import PressLayout
 from aatc_cli.errors import AatcError, ArtifactError, UsageError
 from aatc_cli.evals.subjects import Subject
@@ -79,6 +80,23 @@ def test_a_code_behind_a_press_stays_within_its_budget(measured, run, press, tin
     assert abs(found.kept_share - 0.5) < 0.2
 
 
+@pytest.mark.parametrize("press", ["snapkv", "kvzip", "streaming-llm"])
+def test_a_number_of_tokens_stays_whatever_the_text(measured, run, press, tiny_llama, corpus):
+    """keep as a number: budgets are bits of a number that stays, and of longer texts ever less is held."""
+    subject = planned(run, f"paper+{press}-24t", 8.0)
+    layout = subject.plan.layout
+    assert subject.plan.keep == 24
+    assert check(subject.plan) == []
+    assert 7.9 < layout.bits_packed <= 8.0 + 1e-9
+    # from here on only what says which tokens stay grows: a bit for every token and kv head, in whole bytes
+    more = layout.bytes(4096) - layout.bytes(2048)
+    assert more == 2048 // 8 * layout.geometry.layers * layout.geometry.kv_heads
+    found = measured("kl", run, tiny_llama, [subject], text=[corpus], **SIZE)[0]
+    packed = packed_tokens(200 if press != "streaming-llm" else 240, subject.recipe.window)
+    assert found.kept_share == pytest.approx(24 / packed, abs=1e-2)
+    assert found.bits_packed < 0.6 * layout.bits_packed
+
+
 def test_a_budget_in_bytes_and_one_that_nothing_fits(run):
     plan = allocate(run, load_recipe("paper+snapkv-0.25"), [make_budget(ratio=6.0, context=4096)])[0]
     assert plan.layout.ratio(4096) >= 6.0
@@ -115,7 +133,10 @@ def test_what_is_refused(measured, run, tiny_llama, corpus, tmp_path):
         ("loss-aware-tiles+h2o-0.5", "take tokens out of tiles again"),
         ("fp16+h2o", "this recipe allocates nothing"),
         ("paper+nobody-0.5", "'nobody' is none of none, streaming-llm"),
-        ("paper+h2o-7", "less than or equal to 1"),
+        ("paper+h2o-7", "a share is at most 1"),
+        ("paper+h2o-0.5t", "a share is at most 1"),
+        ("paper+h2o-7.5t", "a whole number of tokens, not 7.5"),
+        ("loss-aware-tiles+priced-64t", "a share, and no number of tokens"),
         ("nobody+h2o-0.5", "no recipe named 'nobody'"),
     ):
         with pytest.raises(AatcError, match=says):

@@ -12,12 +12,18 @@ import torch
 from torch import Tensor
 
 
-def kept_count(tokens: int, share: float) -> int:
+def kept_count(tokens: int, keep: float) -> int:
     """Tokens that a head keeps of ``tokens`` packed ones, on average over the heads that share: never more than said.
 
-    The least number above zero that floats cannot tell from a whole one is that one.
+    keep: a share, or above 1 a number of tokens. The least number above zero that floats cannot tell from a whole one
+    is that one.
     """
-    return min(math.floor(tokens * share + 1e-9), tokens)
+    return min(math.floor(keep if keep > 1 else tokens * keep + 1e-9), tokens)
+
+
+def longest_share(keep: float) -> float:
+    """The share of the tokens that stay of a text; of a number of tokens that of texts which are no longer: all."""
+    return min(keep, 1.0)
 
 
 def best(scores: Tensor, candidates: Tensor, counts: Tensor) -> Tensor:

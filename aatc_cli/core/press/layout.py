@@ -1,7 +1,8 @@
 """The byte law of a cache of which a press keeps some tokens, others in every kv head.
 
-Of n packed tokens every head keeps floor(keep n), or the heads of a layer or model as many on average. What stays of a
-head is a stream of its own: keys a row each, values in whole blocks of f tokens, of which the last may be part empty.
+Of n packed tokens every head keeps floor(keep n), or the heads of a layer or model as many on average; min(keep, n)
+where keep is a number of tokens, and bits of a packed number are then those of texts that are no longer. What stays of
+a head is a stream of its own: keys a row each, values in whole blocks of f tokens, of which the last may be part empty.
 Which tokens they are is a bit for every packed token and head, evicted or not (``class_tags``), in whole bytes; their
 positions follow from it. A press that sums attention holds 32 bits for every token of a head that is held at all.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths, exact_slots, packed_tokens
-from aatc_cli.core.press.choice import kept_count
+from aatc_cli.core.press.choice import kept_count, longest_share
 
 SUM_BYTES = 4  # float32
 _MANY_BLOCKS = 1 << 16
@@ -94,7 +95,7 @@ class PressLayout(CacheLayout):
     def mean_bits(self) -> float:
         """Code bits per channel of a packed token, evicted ones having none."""
         if not self.shares:
-            return self.keep * super().mean_bits
+            return longest_share(self.keep) * super().mean_bits
         total = math.fsum(
             share * (keys.code_bits + values.code_bits)
             for layer, shares in zip(self.heads, self.shares, strict=True)
@@ -105,7 +106,7 @@ class PressLayout(CacheLayout):
     @property
     def bits_packed(self) -> float:
         """Over so many blocks that whole tokens do not matter; all of them of a prompt."""
-        return replace(self, prompt=None)._bits_of_blocks(_MANY_BLOCKS)
+        return replace(self, prompt=None, keep=longest_share(self.keep))._bits_of_blocks(_MANY_BLOCKS)
 
     def breakdown(self, tokens: int, batch: int = 1) -> dict[str, int]:
         """As without a press; what tokens in sinks and window have received is apart, as in tiles: ``received``."""

@@ -42,7 +42,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Pressed:
-    """A press and the share of the packed tokens that it leaves, as a plan has them.
+    """A press and the share of the packed tokens that it leaves, or above 1 their number, as a plan has them.
 
     costs: bytes of a token by layer and kv head, by which heads share places; empty where all heads are alike. levels:
     what the classes of tiles cost, of a press that says them.
@@ -89,6 +89,8 @@ class PressState:
         self.pressed, self.window, self.layer = pressed, window, layer
         self.kept, self.received, self.packed = kept, received, 0
         self.prompt: Prompt | None = None
+        # tokens of the prompt that was seen
+        self.prompted = 0
         # of a press that reads the prompt twice: its choice [b, H, P], made before the prompt goes in; -1 is evicted
         self.chosen: Tensor | None = None
         # of one that says them the classes [b, H, P] of the prompt's tokens, once it has ended
@@ -115,7 +117,7 @@ class PressState:
 
     def see(self, prompt: Prompt) -> None:
         """A prompt attended to itself; its tokens are the first that come in."""
-        self.prompt = prompt
+        self.prompt, self.prompted = prompt, int(prompt.keys.shape[2])
         self.extend(int(prompt.keys.shape[2]))
         if self.pressed.rule.sums:
             self.received = prompt.received().to(self.received.dtype)
@@ -160,10 +162,38 @@ class PressState:
         self.classes = self.chosen if self.pressed.rule.says_classes else None
         self.chosen = None
 
+    def select(self, index: Tensor) -> PressState:
+        """The same of the sequences ``index`` [n]."""
+        new = self.copy()
+        new.kept, new.received = (part.index_select(0, index) for part in (self.kept, self.received))
+        new.chosen = None if self.chosen is None else self.chosen.index_select(0, index)
+        new.classes = None if self.classes is None else self.classes.index_select(0, index)
+        return new
+
     def copy(self) -> PressState:
         """The same; tensors are only ever replaced, so they are shared."""
         new = PressState(self.pressed, self.window, self.kept, self.received, self.layer)
-        new.packed, new.prompt, new.chosen, new.classes = self.packed, self.prompt, self.chosen, self.classes
+        new.packed, new.prompt, new.prompted = self.packed, self.prompt, self.prompted
+        new.chosen, new.classes = self.chosen, self.classes
+        return new
+
+    def taken_back(self, tokens: int) -> PressState:
+        """As it is behind the first ``tokens`` of the step that a prompt came with, the others never having come.
+
+        Of a press that acts at flushes, which chooses anew as they come again, nothing. Raises `AatcError` for less
+        than the prompt, of which it would have chosen other tokens.
+        """
+        if self.pressed.acts != "prompt":
+            return PressState.empty(
+                self.pressed, self.window, (self.kept.shape[0], self.kept.shape[1]), self.kept.device, self.layer
+            )
+        if tokens < self.prompted:
+            raise AatcError(
+                f"press {self.pressed.rule.name} chose among all tokens of the prompt, of which some are taken back",
+                "begin a new cache with the shorter prompt",
+            )
+        new = self.copy()
+        new.drop(self.tokens - tokens)
         return new
 
     def drop(self, count: int) -> None:

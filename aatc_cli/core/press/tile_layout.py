@@ -11,7 +11,7 @@ import numpy as np
 
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import Widths, packed_tokens
-from aatc_cli.core.press.choice import kept_count
+from aatc_cli.core.press.choice import kept_count, longest_share
 from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_layout import TileLayout
 
@@ -55,7 +55,7 @@ class PressTileLayout(TileLayout):
     @property
     def mean_bits(self) -> float:
         """Code bits per channel of a packed token, evicted ones having none."""
-        shares = self.shares or ((self.keep,) * self.geometry.kv_heads,) * self.geometry.layers
+        shares = self.shares or ((longest_share(self.keep),) * self.geometry.kv_heads,) * self.geometry.layers
         codes = math.fsum(
             share * (tile.codes_keys + tile.codes_values)
             for layer, held in zip(self.by_head, shares, strict=True)
@@ -66,7 +66,7 @@ class PressTileLayout(TileLayout):
     @property
     def bits_packed(self) -> float:
         """Over so many tiles that partly filled ones do not matter; all of them of a prompt."""
-        return replace(self, prompt=None)._bits_of_blocks(_MANY_BLOCKS)
+        return replace(self, prompt=None, keep=longest_share(self.keep))._bits_of_blocks(_MANY_BLOCKS)
 
     def _codes(self, packed: int) -> tuple[float, float, float]:
         found = list(self._streams(packed))

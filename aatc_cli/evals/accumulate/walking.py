@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aatc_cli.console import Ticker
 from aatc_cli.evals.accumulate.comparing import Compared
-from aatc_cli.evals.accumulate.decoding import Choose, Draw, decoded
+from aatc_cli.evals.accumulate.decoding import Choose, Draw, Given, decoded
 from aatc_cli.evals.accumulate.result import Result
 from aatc_cli.evals.accumulate.settings import Settings, Way
 from aatc_cli.evals.caches import session_of
@@ -66,7 +66,7 @@ class Walk:
     def _batch(self, session: Session, way: Way, start: int, compared: Compared) -> None:
         tokens = self._tokens(start)
         prompts, steps = tokens[:, : self.settings.prompt], self.settings.tokens
-        choose = self._draw(start) if way == "own" else _forced(self._text(way, start), self.settings.prompt)
+        choose: Choose = self._draw(start) if way == "own" else Given(self._text(way, start), self.settings.prompt)
         for stretch in decoded(session, prompts, steps, choose, self.opened.tokenizer.encode, STRETCH):
             compared.add(self.opened.model(), stretch, session.name, start)
             self.ticks.advance(session.name)
@@ -91,8 +91,3 @@ class Walk:
             for stretch in decoded(session, prompts, steps, self._draw(start), encode, STRETCH):
                 self._written[start] = stretch.tokens
         return self._written[start]
-
-
-def _forced(tokens: Tensor, prompt: int) -> Choose:
-    """The tokens that are there already."""
-    return lambda step, logits: tokens[:, prompt + step]

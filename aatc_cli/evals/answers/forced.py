@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from aatc_cli.console import progress
-from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.behind import Shelf
 from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.forced.teacher_forced import Method, check_finite
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.models.adapter import AttentionSite, attention_sites
-from aatc_cli.models.attention import logits_at
 from aatc_cli.models.placement import input_device
 from aatc_cli.runtime.second_pass import Reader
 from aatc_cli.text.ruler.prompt import Reference, Sample
@@ -80,39 +79,41 @@ class Forcer:
 
     def answers(self, job: Job, subjects: Sequence[Subject]) -> tuple[list[list[Forced]], list[float]]:
         """Answers by subject and sample, and seconds of every subject; raises `AatcError` for logits not finite."""
-        found: list[dict[int, Forced]] = [{} for _ in subjects]
-        seconds = [0.0] * len(subjects)
+        found = [(answers, seconds) for _, answers, seconds in self.each(job, subjects)]
+        return [answers for answers, _ in found], [seconds for _, seconds in found]
+
+    def each(self, job: Job, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, list[Forced], float]]:
+        """As `answers`, subject by subject, so that what one has answered can be kept before the next is asked."""
+        batches = [(places, *self._filled(job, places)) for places in _batches(job, self.opened.options.batch)]
+        shelf = Shelf(self.model, self.sites)
         with progress(f"eval {job.what}, forced", len(job.samples) * len(subjects)) as ticker:
-            for places in _batches(job, self.opened.options.batch):
-                tokens, positions = self._filled(job, places)
-                for index, subject in enumerate(subjects):
-                    began = time.perf_counter()
-                    logits = self._logits(subject, tokens, positions)
-                    for row, place in enumerate(places):
-                        reference = job.references[place]
+            for subject in subjects:
+                found: dict[int, Forced] = {}
+                began = time.perf_counter()
+                for place, (places, tokens, behind) in enumerate(batches):
+                    logits = shelf.seen(place, tokens).logits(self.model, self.sites, self._method(subject), behind)
+                    for row, sample in enumerate(places):
+                        reference = job.references[sample]
                         mine = logits[row, : len(reference.tokens)]
-                        check_finite(mine, subject.name, place)
-                        found[index][place] = forced_answer(mine, reference)
-                    seconds[index] += time.perf_counter() - began
+                        check_finite(mine, subject.name, sample)
+                        found[sample] = forced_answer(mine, reference)
                     ticker.advance(len(places), text=f"eval {job.what}: {subject.name}")
-        return [[mine[place] for place in range(len(job.samples))] for mine in found], seconds
+                yield subject, [found[place] for place in range(len(job.samples))], time.perf_counter() - began
 
     def _filled(self, job: Job, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Prompts of one length with their answers, filled up behind, [B, T], and the positions before each token."""
-        rows = [job.samples[place].tokens + job.references[place].tokens for place in places]
-        width = max(len(row) for row in rows)
-        tokens = torch.tensor([row + [row[-1]] * (width - len(row)) for row in rows])
-        prompt = len(job.samples[places[0]].tokens)
-        return tokens.to(input_device(self.model)), torch.arange(prompt - 1, width - 1)
+        """Prompts of one length [B, P], and their answers, filled up behind, [B, n]."""
+        answers = [job.references[place].tokens for place in places]
+        width = max(len(answer) for answer in answers)
+        behind = torch.tensor([answer + [answer[-1]] * (width - len(answer)) for answer in answers])
+        device = input_device(self.model)
+        return torch.tensor([job.samples[place].tokens for place in places]).to(device), behind.to(device)
 
-    def _logits(self, subject: Subject, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _method(self, subject: Subject) -> Method | None:
+        """The codecs of a subject; None of the reference, which is read exactly."""
         if subject.name not in self._methods:
             made = method_of(subject, self.sites, self.opened.options, self.reader)
             self._methods[subject.name] = None if subject.plan is None else made
-        method = self._methods[subject.name]
-        if method is None:
-            return logits_at(self.model, tokens, positions.to(tokens.device))
-        return forced_logits(self.model, self.sites, method, tokens, positions, prompt=int(positions[0]) + 1)
+        return self._methods[subject.name]
 
 
 def forced_answer(logits: Tensor, reference: Reference) -> Forced:

@@ -58,11 +58,11 @@ class Ledger:
         return cls(opened.run, name, tuple(order), results, anew)
 
     def missing(self, subjects: Sequence[Subject], subtask: str, context: int | None, prompts: str) -> list[Subject]:
-        """Subjects without this row; raises `SettingsMismatchError` for a row that is there of other prompts."""
+        """Subjects without this row, or with a part of it; raises `SettingsMismatchError` for one of other prompts."""
         found = []
         for subject in subjects:
             row = self.results[subject.name].row(subtask, context)
-            if row is None:
+            if row is None or (not row.whole and row.prompts_sha256 == prompts):
                 found.append(subject)
             elif row.prompts_sha256 != prompts:
                 path = self.run.evals / self.results[subject.name].file_name
@@ -72,6 +72,22 @@ class Ledger:
                 )
         return found
 
+    def done(self, subject: Subject, subtask: str, context: int | None) -> int:
+        """Samples of a row that were asked, in their order."""
+        row = self.results[subject.name].row(subtask, context)
+        return 0 if row is None else row.samples
+
+    def extend(self, subject: Subject, row: BenchmarkRow, asked: int, what: str) -> None:
+        """Put the next samples of a row of ``asked`` behind those that are there."""
+        old = self.results[subject.name].row(row.subtask, row.context)
+        if old is not None and old.scores is not None and row.scores is not None:
+            joined = score_row(row.place, [*old.scores, *row.scores], row.prompts_sha256, old.seconds + row.seconds)
+            if old.logprobs is not None and row.logprobs is not None:
+                joined = joined.with_logprobs([*old.logprobs, *row.logprobs])
+            row = joined.model_copy(update={"calibration_share": row.calibration_share})
+        left = None if row.samples >= asked else asked
+        self.add(subject, row.model_copy(update={"asked": left}), what)
+
     def add(self, subject: Subject, row: BenchmarkRow, what: str) -> None:
         """Put a row into the subject's file, and say its score; ``what`` names it."""
 
@@ -80,8 +96,9 @@ class Ledger:
             return result.with_row(row, self.order).model_copy(update={"seconds": seconds})
 
         self._update(subject, change)
+        samples = f"{row.samples} samples" if row.asked is None else f"{row.samples} of {row.asked} samples"
         between = "" if row.low is None or row.high is None else f" ({row.low:.3g} to {row.high:.3g})"
-        say(f"eval: {what} of {subject.name}: {row.score:.3g}{between}, {row.samples} samples")
+        say(f"eval: {what} of {subject.name}: {row.score:.3g}{between}, {samples}")
 
     def leave_out(self, subjects: Sequence[Subject], reasons: dict[str, str]) -> None:
         """Put the reasons for subtasks that were not run into the files that are there."""

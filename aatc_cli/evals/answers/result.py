@@ -22,6 +22,7 @@ class BenchmarkRow(Settings):
     low: float | None = Field(None, description="lower end of the 95 % interval, honest at 0 and 1 (Wilson)")
     high: float | None = Field(None, description="upper end of the same interval")
     samples: int
+    asked: int | None = Field(None, description="samples that are to be asked, while fewer of them were")
     scores: list[float] | None = Field(None, description="of every sample, in the order asked")
     logprob: float | None = Field(
         None, description="forced answers: log-probability of the right one (of references: of a token of it), nats"
@@ -38,6 +39,11 @@ class BenchmarkRow(Settings):
     def place(self) -> tuple[str, int | None, str]:
         """What the row is of: subtask, context, metric."""
         return self.subtask, self.context, self.metric
+
+    @property
+    def whole(self) -> bool:
+        """Whether all samples were asked."""
+        return self.asked is None
 
     def with_logprobs(self, values: list[float]) -> BenchmarkRow:
         """The row with the log-probabilities of right answers, one of every sample."""

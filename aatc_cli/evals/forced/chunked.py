@@ -7,6 +7,7 @@ of a chunk reads reconstructed was before the chunk. The result is what decoding
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +53,18 @@ def chunked_logits(model: Any, sites: list[AttentionSite], method: Method, token
 
 @torch.no_grad()
 def chunked_logits_at(
-    model: Any, sites: list[AttentionSite], method: Method, tokens: Tensor, positions: Tensor, prompt: int = 0
+    model: Any,
+    sites: list[AttentionSite],
+    method: Method,
+    tokens: Tensor,
+    positions: Tensor,
+    prompt: int = 0,
+    seen: Sequence[LayerInputs] = (),
 ) -> Tensor:
     """Logits of rising ``positions`` [n] of windows [B, T] whose first ``prompt`` tokens are a prefill. -> [B, n, V].
 
-    Raises as `chunked_logits` does.
+    seen: what every layer was given of the prompt, where it has been through the model; then all positions are behind
+    it. Raises as `chunked_logits` does.
     """
     if any(isinstance(layer, ExactLayer) for layer in attention_layers(model)):
         raise AatcError(
@@ -66,7 +74,9 @@ def chunked_logits_at(
     layers: list[_Layer | None] = [None] * len(sites)
     length, step = int(tokens.shape[1]), method.window.recent - method.window.flush + 1
     parts = []
-    if prompt:
+    for inputs in seen:
+        _take(layers, inputs, method, 0)
+    if prompt and not seen:
 
         def prefill(inputs: LayerInputs) -> Tensor:
             _take(layers, inputs, method, 0)

@@ -25,6 +25,8 @@ def as_held(inputs: LayerInputs, window: Window) -> LayerInputs:
     def by_head(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], heads, dim).transpose(1, 2)
 
+    # what is computed of rounded rows is not what is computed of exact ones
+    inputs = replace(inputs, memo=inputs.memo.setdefault(("held", window.key_bits, window.value_bits), {}))
     if window.key_bits == 8:
         keys = eight_bit(rebias(inputs.k_raw, site.k_bias), dim)
         inputs = replace(inputs, key=inputs.rotate(by_head(keys)), k_raw=debias(keys, site.k_bias))

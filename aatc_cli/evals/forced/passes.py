@@ -54,13 +54,25 @@ def forced_logits(
     """
     if isinstance(method.codecs[0]["k"], LayersCodec):
         return chunked_logits_at(model, sites, method, tokens, positions, prompt)
-    if method.press is None:
-        function = attention_of(method, prompt, on_classes)
-    else:
-        chosen = choices_ahead(model, sites, method, tokens[:, :prompt])
-        if isinstance(method.codecs[0]["k"], TileCodec):
-            function = pressed_tiles(method, prompt, chosen, on_kept, on_classes)
-        else:
-            function = pressed_attention(method, prompt, chosen, on_kept)
-    with attention_override(model, sites, function):
+    with attention_override(
+        model, sites, attention_over(model, sites, method, tokens[:, :prompt], on_kept, on_classes)
+    ):
         return logits_at(model, tokens, positions.to(tokens.device))
+
+
+def attention_over(
+    model: nn.Module,
+    sites: list[AttentionSite],
+    method: Method,
+    prompts: Tensor,
+    on_kept: OnKept | None = None,
+    on_classes: OnClasses | None = None,
+) -> AttentionFunction:
+    """As `attention_of`, of methods with a press too, behind prefills of ``prompts`` [B, P]."""
+    prompt = int(prompts.shape[1])
+    if method.press is None:
+        return attention_of(method, prompt, on_classes)
+    chosen = choices_ahead(model, sites, method, prompts)
+    if isinstance(method.codecs[0]["k"], TileCodec):
+        return pressed_tiles(method, prompt, chosen, on_kept, on_classes)
+    return pressed_attention(method, prompt, chosen, on_kept)

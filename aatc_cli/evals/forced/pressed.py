@@ -84,10 +84,12 @@ class _Decoding:
         self.held = inputs.key.clone(), inputs.value.clone()
 
     def run(self, prompt: int) -> Tensor:
-        """Attention of all queries, [B, Hq, T, D]."""
+        """Attention of all queries, or of those behind a prompt that was seen before, [B, Hq, n, D]."""
         length, parts = int(self.inputs.query.shape[2]), []
         if prompt:
-            parts.append(self._prefill(prompt))
+            self._prompt(prompt)
+            if not self.inputs.seen:
+                parts.append(exact_attention(self.inputs.site, *self._first(prompt), self.inputs.scaling))
         start = prompt
         while start < length:
             self._leave(packed_tokens(start + 1, self.window))
@@ -96,12 +98,15 @@ class _Decoding:
             start = end
         return torch.cat(parts, 2)
 
-    def _prefill(self, count: int) -> Tensor:
-        inputs = self.inputs
-        query, key, value = (x[:, :, :count] for x in (inputs.query, inputs.key, inputs.value))
-        self.state.see(Prompt(query, key, self.facts, step_angles(inputs.cos[0], inputs.sin[0])))
+    def _prompt(self, count: int) -> None:
+        query, key, _ = self._first(count)
+        self.state.see(Prompt(query, key, self.facts, step_angles(self.inputs.cos[0], self.inputs.sin[0])))
         self._leave(packed_tokens(count, self.window))
-        return exact_attention(inputs.site, query, key, value, inputs.scaling)
+
+    def _first(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the first ``count`` tokens."""
+        inputs = self.inputs
+        return inputs.query[:, :, :count], inputs.key[:, :, :count], inputs.value[:, :, :count]
 
     def _leave(self, packed: int) -> None:
         """``packed`` tokens are no longer in the window."""

@@ -19,6 +19,7 @@ from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
+from aatc_cli.core.press.ranked import classes_of_kept
 from aatc_cli.core.received import received_by_head
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_codec import TileCodec
@@ -107,7 +108,7 @@ def tiled_attention(
         received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
     parts, found, start, done = [], [], prompt, 0
     # of a prompt that is pressed what leaves the window behind it is coded apart
-    ends = [packed_tokens(prompt, window)] if left is not None else []
+    ends = [packed for packed in (packed_tokens(prompt, window),) if packed and left is not None]
     while start < length:
         for until in (*ends, packed_tokens(start + 1, window)):
             leaving = slice(window.sinks + done, window.sinks + until)
@@ -137,28 +138,18 @@ def tiled_attention(
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
 
 
-def classes_of_kept(rule: TileRule, received: Tensor, kept: Tensor | None, first: int, layer: int) -> Tensor:
-    """Classes of tokens from place ``first`` on that received [B, orders, P], of which those ``kept`` fill tiles.
-
-    kept [B, H, P], or None for all of them. Of a tile that is not full those that are missing are the lowest. Tokens
-    that are not kept are of any class.
-    """
-    if kept is None:
-        return rule.classes_of(received, first, layer)
-    order = torch.argsort((~kept).to(torch.int8), dim=-1, stable=True)
-    ranked = torch.where(kept, received, torch.full_like(received, -1)).gather(-1, order)
-    size = int(kept.shape[-1])
-    padded = torch.nn.functional.pad(ranked, (0, -size % rule.tile), value=-1.0)
-    classes = rule.classes_of(padded, first, layer)[..., :size]
-    return torch.empty_like(classes).scatter_(-1, order, classes)
-
-
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
     """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
+    found: Tensor | None = inputs.memo.get(("received", lags, prompt))
+    if found is None:
+        found = inputs.memo["received", lags, prompt] = _received_in(inputs, lags, prompt)
+    return found if rule.order == "head" else found.sum(1, keepdim=True)
+
+
+def _received_in(inputs: LayerInputs, lags: tuple[int, int], prompt: int) -> Tensor:
     query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
     site, sliding = inputs.site, inputs.sliding_window
-    found = received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
-    return found if rule.order == "head" else found.sum(1, keepdim=True)
+    return received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
 
 
 def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:

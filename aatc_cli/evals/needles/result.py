@@ -21,22 +21,33 @@ class NeedleCell(Settings):
     low: float = Field(description="lower end of the 95 % interval (Wilson)")
     high: float = Field(description="upper end of the same interval")
     wanted: list[str] = Field(description="the number that was hidden, of every sample")
-    answers: list[str] = Field(description="what was answered, of every sample")
+    answers: list[str] = Field(description="what was answered, of every sample; none of forced answers")
+    logprobs: list[float] | None = Field(
+        None, description="of forced answers, log-probability of the right one of every sample, nats"
+    )
 
     @classmethod
-    def of(cls, context: int, depth: int, wanted: list[str], answers: list[str], scores: list[float]) -> Self:
-        """The cell of these answers and what each of them scores."""
+    def of(
+        cls,
+        place: tuple[int, int],
+        wanted: list[str],
+        scores: list[float],
+        answers: list[str],
+        logprobs: list[float] | None = None,
+    ) -> Self:
+        """The cell at a place (context, depth) of answers that score this much each."""
         low, high = wilson(scores)
         mean = sum(scores) / len(scores)
         return cls(
-            context=context,
-            depth=depth,
+            context=place[0],
+            depth=place[1],
             samples=len(scores),
             score=mean,
             low=low,
             high=high,
             wanted=wanted,
             answers=answers,
+            logprobs=logprobs,
         )
 
 
@@ -45,10 +56,20 @@ class Result(Measurement):
 
     task: Literal["needles"] = "needles"
     simulated: bool = Field(False, description="quantized and decoded at once in an ordinary cache, not packed")
+    forced: bool = Field(False, description="answers were appended and looked at, not generated")
     calibration_share: float | None = Field(
         None, description="share of the prompts' tokens that is calibration text of the plan; null where none can tell"
     )
     cells: list[NeedleCell]
+
+    def cell(self, context: int, depth: int) -> NeedleCell | None:
+        """The cell at a place, if it is there."""
+        return next((cell for cell in self.cells if (cell.context, cell.depth) == (context, depth)), None)
+
+    def with_cell(self, cell: NeedleCell) -> Result:
+        """The same result with one more cell, by context and depth."""
+        cells = sorted([*self.cells, cell], key=lambda each: (each.context, each.depth))
+        return self.model_copy(update={"cells": cells})
 
     @property
     def contexts(self) -> list[int]:

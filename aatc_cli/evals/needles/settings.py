@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,4 +22,7 @@ class Settings(_Base):
     limit: int = Field(4, ge=1, description="Needles at every depth of every context.")
     text: tuple[str, ...] = Field((TEXT,), strict=False, min_length=1, description="Essays around the needle.")
     seed: int = Field(0, ge=0, description="Seed of keys and numbers.")
+    mode: Literal["generate", "forced"] = Field(
+        "generate", description="forced: one pass a prompt with its answer appended, instead of generating one."
+    )
     chat: bool = Field(False, description="Ask in the model's chat template.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.console import progress, say
@@ -60,7 +60,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
         if subject not in missing:
             say(f"eval: recall of {subject.name} on {drafts[subject.name].text} is there already, nothing to do")
     if missing:
-        for subject, seen in zip(missing, _read(opened, windows, places, missing), strict=True):
+        for subject, seen in _read(opened, windows, places, missing):
             changes = {"tokens": seen.tokens, "rows": rows_of(seen.tokens, settings.gap), "seconds": seen.seconds}
             result = drafts[subject.name].model_copy(update=changes)
             say(f"eval: recall of {subject.name} on {result.text} -> {write_evaluation(opened.run.evals, result)}")
@@ -97,19 +97,21 @@ def _draft(
     )
 
 
-def _read(opened: Opened, windows: Windows, places: list[list[Mention]], subjects: Sequence[Subject]) -> list[Seen]:
-    """What every subject sees at the second mentions of all windows; the reference's pass is shared."""
+def _read(
+    opened: Opened, windows: Windows, places: list[list[Mention]], subjects: Sequence[Subject]
+) -> Iterator[tuple[Subject, Seen]]:
+    """What every subject sees at the second mentions of all windows, one by one; the reference's pass is shared."""
     reader = Reader(opened, subjects)
-    with progress("eval recall", len(places) * (1 + len(subjects))) as ticker:
-        for index, (window, mine) in enumerate(zip(windows.tokens, places, strict=True)):
-            if not mine:
-                ticker.advance(1 + len(subjects))
-                continue
-            reference = reader.reference(index, window, mine)
+    asked = [(index, mine) for index, mine in enumerate(places) if mine]
+    with progress("eval recall", len(asked) * (1 + len(subjects))) as ticker:
+        references = []
+        for index, mine in asked:
+            references.append(reader.reference(index, windows.tokens[index], mine))
             ticker.advance(text="eval recall: reference")
-            for subject in subjects:
-                began = time.perf_counter()
+        for subject in subjects:
+            seen, began = reader.seen[subject.name], time.perf_counter()
+            for reference in references:
                 reader.read(subject, reference)
-                reader.seen[subject.name].seconds += time.perf_counter() - began
                 ticker.advance(text=f"eval recall: {subject.name}")
-    return [reader.seen[subject.name] for subject in subjects]
+            seen.seconds = time.perf_counter() - began
+            yield subject, seen

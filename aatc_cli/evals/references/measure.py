@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.forced import Forcer
 from aatc_cli.evals.answers.ledger import Ledger, score_row
-from aatc_cli.evals.answers.seen import calibrated_share
+from aatc_cli.evals.answers.parts import ask_in_parts
+from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.references.prompts import SUBTASKS, Job, chosen_subtasks, make_job
 from aatc_cli.evals.references.result import Result
 from aatc_cli.evals.references.settings import Settings
+from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import check_packed
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
-    """Write the same answers behind the same prompts with every subject's cache, a row per subtask.
+    """Write the same answers behind the same prompts with every subject's cache, a row per subtask, a part at a time.
 
     The score is the share of an answer's tokens that are the most likely ones; the log-probability is that of a token.
     Raises `AatcError` where no subtask has its files, or the prompt is too long or too short.
@@ -31,22 +34,18 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     jobs, left_out = _jobs(names, opened, settings)
     for name, reason in left_out.items():
         say(f"eval: {name} is left out: {reason}")
-    forcer: Forcer | None = None
-    for job in jobs:
-        missing = ledger.missing(opened.subjects, job.subtask, None, job.digest)
-        for subject in opened.subjects:
-            if subject not in missing:
-                say(f"eval: {job.what} of {subject.name} is there already, nothing to do")
-        if not missing:
-            continue
-        forcer = forcer or Forcer(opened)
+    forcers: list[Forcer] = []
+
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterator[BenchmarkRow]:
+        # the model is opened when something is missing
+        if not forcers:
+            forcers.append(Forcer(opened))
         counts = [len(reference.tokens) for reference in job.references]
-        for subject, answers, seconds in zip(missing, *forcer.answers(job, missing), strict=True):
-            share = calibrated_share(opened, subject, job.samples, job.what)
-            share = calibrated_share(opened, subject, job.samples, job.what)
-            row = score_row((job.subtask, None, "most_likely"), [a.right for a in answers], job.digest, seconds)
-            each = [a.logprob / count for a, count in zip(answers, counts, strict=True)]
-            ledger.add(subject, row.with_logprobs(each).model_copy(update={"calibration_share": share}), job.what)
+        for _, answers, seconds in forcers[0].each(job, subjects):
+            row = score_row((job.subtask, None, "most_likely"), [a.right for a in answers], job.prompts, seconds)
+            yield row.with_logprobs([a.logprob / n for a, n in zip(answers, counts, strict=True)])
+
+    ask_in_parts(opened, ledger, jobs, ask)
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]
 

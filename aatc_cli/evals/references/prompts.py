@@ -7,7 +7,7 @@ LongBench lose their middle, as in that benchmark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,21 @@ class Job:
     subtask: str
     samples: list[Sample]
     references: list[Reference]
+    prompts: str
+
+    @property
+    def place(self) -> tuple[str, None]:
+        """The subtask; its prompts have the length asked for."""
+        return self.subtask, None
+
+    def part(self, begin: int, end: int) -> Job:
+        """The records from ``begin`` on and before ``end``."""
+        return replace(self, samples=self.samples[begin:end], references=self.references[begin:end])
 
     @property
     def what(self) -> str:
         """Its name in progress."""
         return f"references of {self.subtask}"
-
-    @property
-    def digest(self) -> str:
-        """Of all that the model is given."""
-        return digest_of([[s.tokens, r.tokens] for s, r in zip(self.samples, self.references, strict=True)])
 
 
 def chosen_subtasks(wanted: Sequence[str]) -> list[str]:
@@ -76,7 +81,8 @@ def make_job(subtask: str, data: Path, tokenizer: Tokenizer, length: int, answer
             break
     if not samples:
         raise AatcError(f"no record of {subtask} fills a prompt of {length} tokens", "use a shorter --length")
-    return Job(subtask, samples, references)
+    asked = digest_of([[s.tokens, r.tokens] for s, r in zip(samples, references, strict=True)])
+    return Job(subtask, samples, references, asked)
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

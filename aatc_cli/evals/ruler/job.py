@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.errors import AatcError
@@ -25,6 +25,15 @@ class Job:
     samples: list[Sample]
     prompts: str
     references: list[Reference]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Subtask and context."""
+        return self.subtask, self.context
+
+    def part(self, begin: int, end: int) -> Job:
+        """The samples from ``begin`` on and before ``end``."""
+        return replace(self, samples=self.samples[begin:end], references=self.references[begin:end])
 
     @property
     def what(self) -> str:

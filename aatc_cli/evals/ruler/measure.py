@@ -6,19 +6,19 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.answers.ledger import Ledger
-from aatc_cli.evals.answers.seen import calibrated_share
+from aatc_cli.evals.answers.parts import ask_in_parts
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.ruler.job import make_jobs
 from aatc_cli.evals.ruler.result import Result
 from aatc_cli.evals.ruler.settings import Settings
-from aatc_cli.evals.ruler.ways import Ask, forcing, generating
+from aatc_cli.evals.ruler.ways import asking
 from aatc_cli.evals.windows.frame import check_packed
 from aatc_cli.text.ruler.tasks import TASKS, chosen_tasks
 from aatc_cli.text.sources import documents, parse_source
 
 
 def measure(opened: Opened, settings: Settings) -> list[Result]:
-    """Ask every subject the same prompts, and write a row per subtask and context as it comes.
+    """Ask every subject the same prompts, and write a row per subtask and context, a part of its samples at a time.
 
     Rows of the same plan, model and prompts are not run again. Raises `AatcError` for a context that the model does
     not have or that a plan keeps exact, `UsageError` for an unknown subtask, and for a cache that forced answers do not
@@ -39,16 +39,6 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         say(f"eval: {name} is left out: {reason}")
     if not jobs:
         raise AatcError(f"no RULER task can be asked: {next(iter(left_out.values()))}", "give a larger --context")
-    ask: Ask | None = None
-    for job in jobs:
-        missing = ledger.missing(opened.subjects, job.subtask, job.context, job.prompts)
-        for subject in opened.subjects:
-            if subject not in missing:
-                say(f"eval: {job.what} of {subject.name} is there already, nothing to do")
-        if missing:
-            ask = ask or (forcing(opened) if forced else generating(opened))
-            for subject, row in zip(missing, ask(job, missing), strict=True):
-                share = calibrated_share(opened, subject, job.samples, job.what)
-                ledger.add(subject, row.model_copy(update={"calibration_share": share}), job.what)
+    ask_in_parts(opened, ledger, jobs, asking(opened, forced=forced))
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aatc_cli.evals.answers.asking import Asker
 from aatc_cli.evals.answers.forced import Forcer
@@ -13,7 +13,19 @@ from aatc_cli.evals.ruler.job import Job
 from aatc_cli.evals.subjects import Subject
 
 # rows of the subjects given, in their order
-Ask = Callable[[Job, Sequence[Subject]], list[BenchmarkRow]]
+Ask = Callable[[Job, Sequence[Subject]], Iterable[BenchmarkRow]]
+
+
+def asking(opened: Opened, *, forced: bool) -> Ask:
+    """One of the two ways; the model is loaded when something is asked."""
+    made: list[Ask] = []
+
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterable[BenchmarkRow]:
+        if not made:
+            made.append(forcing(opened) if forced else generating(opened))
+        return made[0](job, subjects)
+
+    return ask
 
 
 def generating(opened: Opened) -> Ask:
@@ -31,12 +43,9 @@ def forcing(opened: Opened) -> Ask:
     """Answers are appended, subject after subject."""
     forcer = Forcer(opened)
 
-    def ask(job: Job, subjects: Sequence[Subject]) -> list[BenchmarkRow]:
-        found = zip(*forcer.answers(job, subjects), strict=True)
-        return [
-            _row(job, [a.score for a in answers], seconds).with_logprobs([a.logprob for a in answers])
-            for answers, seconds in found
-        ]
+    def ask(job: Job, subjects: Sequence[Subject]) -> Iterator[BenchmarkRow]:
+        for _, answers, seconds in forcer.each(job, subjects):
+            yield _row(job, [a.score for a in answers], seconds).with_logprobs([a.logprob for a in answers])
 
     return ask
 

@@ -45,7 +45,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         if not missing:
             continue
         forcer = forcer or Forcer(opened)
-        for subject, answers, seconds in zip(missing, *forcer.answers(job, missing), strict=True):
+        for subject, answers, seconds in forcer.each(job, missing):
             share = calibrated_share(opened, subject, job.samples, job.what)
             for row in _rows(job, answers, seconds):
                 ledger.add(subject, row.model_copy(update={"calibration_share": share}), f"{job.what}, {row.subtask}")

@@ -72,7 +72,8 @@ class Frame:
         layout = subject.plan.layout if subject.plan else None
         origin = self.opened.origin(subject)
         if layout is not None and kept is not None:
-            even = subject.recipe.choices.press.spread == "head"
+            # of a number of tokens the share is that of this text
+            even = subject.recipe.choices.press.spread == "head" and layout.keep <= 1
             layout = layout.of_prompt(s.prompt_tokens, () if even else kept)
             origin |= {"bits": layout.mean_bits, "bits_packed": layout.bits_packed}
             measured = measured | {"kept_share": sum(map(sum, kept)) / (len(kept) * layout.geometry.kv_heads)}

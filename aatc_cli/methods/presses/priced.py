@@ -35,6 +35,8 @@ class Priced(Press):
         """What tokens are shared out over, in nats."""
         if recipe.tokens is None or not recipe.key_weight == recipe.value_weight == "fisher":
             raise ValueError('press "priced" shares tokens out over the classes of tiles, whose losses are in nats')
+        if recipe.keep is not None and recipe.keep > 1:
+            raise ValueError('press "priced" is told by keep how wide classes are: a share, and no number of tokens')
 
     def over_readings(self, readings: Sequence[Reading], among: Tensor, packed: int, pressed: Pressed) -> list[Tensor]:
         """Classes at the price that the plan's bytes come to."""

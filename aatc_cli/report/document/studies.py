@@ -7,6 +7,7 @@ from aatc_cli.report.data.study import StudyView
 from aatc_cli.report.figures.quality import quality_figure
 from aatc_cli.report.figures.scores import score_figure
 from aatc_cli.report.series import studies as series
+from aatc_cli.report.tables.forced import forced_tables
 from aatc_cli.report.tables.studies import main_table, subtask_tables, task_tables, window_tables
 from aatc_cli.report.text import number
 
@@ -21,7 +22,7 @@ def study_section(view: StudyView) -> Section:
         if not missing
         else (f"{missing} of {len(result.cells)} cells are missing, with the reason at their place")
     )
-    tables = [main_table(view), *window_tables(view), *subtask_tables(view), *task_tables(view)]
+    tables = [main_table(view), *window_tables(view), *subtask_tables(view), *forced_tables(view), *task_tables(view)]
     return Section(
         name,
         f"Study {result.study}",

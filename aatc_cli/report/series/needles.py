@@ -45,7 +45,7 @@ def needle_groups(results: Sequence[Result]) -> list[NeedleGroup]:
 
 
 def _map(result: Result) -> NeedleMap:
-    name = result.method + (" (simulated)" if result.simulated else "")
+    name = result.method + (" (simulated)" if result.simulated else ", forced" if result.forced else "")
     heat = tuple(tuple(row) for row in result.heat)
     samples = max((cell.samples for cell in result.cells), default=0)
     return NeedleMap(name, tuple(result.contexts), tuple(result.depths), heat, samples)

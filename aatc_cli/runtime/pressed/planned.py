@@ -12,11 +12,16 @@ from aatc_cli.runtime.pressed.form import pressed_spec
 from aatc_cli.runtime.simulated.form import simulated_spec
 from aatc_cli.runtime.spec import CacheSpec
 from aatc_cli.runtime.store import Kind
+from aatc_cli.runtime.tiles.form import tiles_spec
 
 
 def unpacked_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, kind: Kind) -> CacheSpec:
     """The simulated caches of a plan on ``model``; raises `AatcError` for another ``kind`` of a pressed one."""
     codecs = plan.simulated_codecs(str(next(model.parameters()).device), library=library_codec)
-    spec = simulated_spec(model, layers, codecs, plan.recipe.window, plan.recipe.coordinates, plan.layout)
+    recipe = plan.recipe
+    if recipe.choices.classes.tiled:
+        spec = tiles_spec(model, layers, codecs, recipe.window, plan.layout, "simulated")
+    else:
+        spec = simulated_spec(model, layers, codecs, recipe.window, recipe.coordinates, plan.layout)
     pressed = press_of_plan(plan)
     return spec if pressed is None else pressed_spec(model, layers, spec, pressed, kind)

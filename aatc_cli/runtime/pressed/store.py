@@ -48,14 +48,14 @@ class PressedStore(SimulatedStore):
 
     def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
         """A prompt: rotated queries [b, Hq, n, D] and keys [b, H, n, D]."""
-        self.facts = self._facts(view)
+        self.facts = facts_of(view, self.place)
         angles = step_angles(*view.tables(0, 2))
         self.state.see(Prompt(query, keys, self.facts, angles))
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Take in rows [b, n, C] of the next n tokens, and let the press choose when some leave the window."""
         super().append(keys, values)
-        self.state.extend(self.tokens - self.state.tokens)
+        self.state.extend(max(self.tokens - self.state.tokens, 0))
         if self._paid is not None:
             self.state.pay(self._paid)
             self._paid = None
@@ -64,7 +64,7 @@ class PressedStore(SimulatedStore):
 
     def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention of rotated queries [b, Hq, q, D] over what is left and ``fresh`` tokens. -> [b, Hq, q, D]."""
-        self.facts = self._facts(view)
+        self.facts = facts_of(view, self.place)
         count, dim = int(query.shape[2]), int(query.shape[3])
         keys, values = (torch.unflatten(part, -1, (-1, dim)).transpose(1, 2) for part in self.rows([self]))
         if self.coordinates == "pre-rope":
@@ -102,6 +102,13 @@ class PressedStore(SimulatedStore):
         if other.state.chosen is not None:
             self.state.chosen = other.state.chosen[torch.tensor(places, device=self.keys.device)]
 
+    def again(self, after: PressedStore, keys: Tensor, values: Tensor) -> None:
+        """Take again rows of a step that ``after`` has taken whole, with what the press left of a prompt among them."""
+        self.facts = after.facts
+        if not self.tokens:
+            self.state = after.state.taken_back(int(keys.shape[1]))
+        super().again(after, keys, values)
+
     def snapshot(self) -> PressedStore:
         """A store in the same state; raises `AatcError` where what was paid cannot be taken back."""
         if self.state.pressed.rule.sums:
@@ -124,12 +131,14 @@ class PressedStore(SimulatedStore):
         rows = self.values if self.state.pressed.acts == "prompt" else self.rows([self])[1]
         return torch.unflatten(rows, -1, (self.place.heads, -1)).transpose(1, 2)
 
-    def _facts(self, view: LayerView) -> LayerFacts:
-        return LayerFacts(view.scaling, view.rope, view.sliding_window, view.sinks, view.softcap, self.place.output)
+
+def facts_of(view: LayerView, place: PressPlace) -> LayerFacts:
+    """What a press in a layer is told of it."""
+    return LayerFacts(view.scaling, view.rope, view.sliding_window, view.sinks, view.softcap, place.output)
 
 
 def tell_choices(stores: Sequence[object], masks: Sequence[Sequence[Tensor]]) -> None:
     """Tell the pressed among the stores of all layers what stays of the next prompt: masks[row][layer] [1, H, P]."""
-    pressed = [store for store in stores if isinstance(store, PressedStore)]
-    for store, rows in zip(pressed, zip(*masks, strict=True), strict=True):
-        store.state.chosen = torch.cat(rows, 0)
+    states = [state for store in stores if isinstance(state := getattr(store, "state", None), PressState)]
+    for state, rows in zip(states, zip(*masks, strict=True), strict=True):
+        state.chosen = torch.cat(rows, 0)

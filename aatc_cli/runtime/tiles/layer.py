@@ -77,9 +77,11 @@ class TileLayer:
 
         received [b, orders, m t]: what attention the tokens received, by which they are ranked.
         """
-        classes = torch.unflatten(
-            self.rule.classes_of(received, first, self.layer), -1, (-1, self.rule.tile)
-        ).transpose(1, 2)
+        return self.encode_classes(rows, self.rule.classes_of(received, first, self.layer))
+
+    def encode_classes(self, rows: Mapping[Side, Tensor], of_tokens: Tensor) -> Tensor:
+        """As `encode`, of tokens whose classes [b, orders, m t] are known."""
+        classes = torch.unflatten(of_tokens, -1, (-1, self.rule.tile)).transpose(1, 2)
         count = classes.shape[1]
         by_tile = {side: torch.unflatten(debias(rows[side], self.biases[side]), 1, (count, -1)) for side in SIDES}
         parts = []

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
-from aatc_cli.core import SIDES
+from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import exact_slots, packed_tokens
 from aatc_cli.core.received import received_by_head, received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.exact import ExactRows
 from aatc_cli.runtime.softmax import OnlineSoftmax, by_head
 from aatc_cli.runtime.store import LayerView
-from aatc_cli.runtime.tiles.layer import TileLayer
+from aatc_cli.runtime.tiles.layer import TileLayer, TileRows
 from aatc_cli.runtime.tiles.pages import TilePages
 from aatc_cli.runtime.tiles.received import Received
 
@@ -113,7 +113,7 @@ class TileStore:
                 for side, held, new in zip(SIDES, old, (keys, values), strict=True)
             }
             known = self.received.sums.index_select(2, self.exact.slots(done, min(until, before)))
-            self.pages.append(self.layer.encode(rows, torch.cat((known, ahead[..., fresh]), 2), done))
+            self.pages.append(self._tiles(rows, torch.cat((known, ahead[..., fresh]), 2), done))
         self.received.write(ahead, before)
         self.exact.write(keys, values, before)
 
@@ -192,6 +192,20 @@ class TileStore:
         exact = [part for name, part in tensors.items() if name != "tiles"]
         return all(bool(torch.isfinite(part).all()) for part in exact) and bool((tensors["ring_received"] >= 0).all())
 
+    def _tiles(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
+        """Tiles [b, m, n] of the next tokens that leave the window, as `TileLayer.encode` has them."""
+        return self.layer.encode(rows, received, first)
+
+    def _gone(self, dropped: Tensor | None, place: int, count: int) -> Tensor | None:
+        """Of ``count`` packed tokens from ``place`` on those that a head does not see, ``dropped`` [b, H, n] first."""
+        return dropped
+
+    def packed_rows(self, first: int, last: int) -> TileRows:
+        """Packed tokens ``first`` to ``last`` behind the sinks, both at the edge of a tile, keys before RoPE."""
+        tile = self.layer.rule.tile
+        tiles = self.pages.joined(self.layer.empty_tiles(self.batch))
+        return self.layer.read(tiles[:, first // tile : last // tile])
+
     def _add_tiles(self, softmax: OnlineSoftmax, view: LayerView, query: Tensor) -> None:
         """Take in all packed tokens, some tiles at a time."""
         tile = self.layer.rule.tile
@@ -200,7 +214,9 @@ class TileStore:
             place, count = self.window.sinks + start * tile, data.shape[1] * tile
             if softmax.sees(place + count - 1):
                 rows = self.layer.read(data)
-                softmax.add(self._rotated(rows.keys, view, place), rows.values, place, rows.dropped)
+                softmax.add(
+                    self._rotated(rows.keys, view, place), rows.values, place, self._gone(rows.dropped, place, count)
+                )
 
     def _rotated(self, keys: Tensor, view: LayerView, place: int) -> Tensor:
         cos, sin = view.tables(place, keys.shape[2])
