@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--length", type=int, default=4160)
     parser.add_argument("--ruler", type=int, default=0, help="prompts of each subtask of RULER at 4096 tokens")
+    parser.add_argument("--prompts", help="a file of those prompts, which is written if it is not there")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no further subtask is begun")
     given = parser.parse_args()
     more = ("--port=8765", "--host=127.0.0.1", f"--gpu-memory-utilization={given.memory}", "--served-model-name=it")
     more += ("--kv-cache-memory-bytes=1073741824", f"--dtype={given.dtype}")
@@ -113,17 +116,24 @@ def chats(length: int) -> None:
 
 
 def ruler_jobs(given: argparse.Namespace):
-    """Prompts of RULER at 4096 tokens, as `aatc eval ruler` makes them."""
+    """Prompts of RULER at 4096 tokens, as `aatc eval ruler` makes them, or as they were made before (``--prompts``)."""
     from aatc_cli.evals.ruler.job import make_jobs
     from aatc_cli.evals.ruler.settings import Settings
     from aatc_cli.models.loading import find_model, load_tokenizer
     from aatc_cli.text.sources import documents, parse_source
 
+    if given.prompts and Path(given.prompts).exists():
+        with Path(given.prompts).open("rb") as file:
+            jobs = pickle.load(file)
+        return jobs, load_tokenizer(find_model(given.model))
     settings = Settings(context=(4096,), limit=given.ruler)
     text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))
     tokenizer = load_tokenizer(find_model(given.model))
     jobs, left_out = make_jobs(SUBTASKS, settings, tokenizer, text)
     assert not left_out, left_out
+    if given.prompts:
+        with Path(given.prompts).open("wb") as file:
+            pickle.dump(jobs, file)
     return jobs, tokenizer
 
 
@@ -141,6 +151,8 @@ def ruler(given: argparse.Namespace) -> None:
     """RULER through the server's completions, sixteen requests at a time."""
     jobs, _ = ruler_jobs(given)
     for job in jobs:
+        if time.time() - STARTED > given.seconds:
+            break
         before = time.time()
 
         def complete(sample, room=job.room) -> str:
@@ -173,7 +185,7 @@ def own(given: argparse.Namespace) -> None:
     opened: Any = types.SimpleNamespace(model=lambda: model, tokenizer=tokenizer, options=options)
     subject: Any = types.SimpleNamespace(name=session.name)
     asker = Asker(opened, {session.name: session})
-    for job in jobs:
+    for job in [job for job in jobs if job.subtask in TEXTS]:
         [found], seconds = asker.answers(job.what, job.samples, job.metric, job.room, [subject])
         texts = [answer.text for answer in found]
         # own answers end where their score cannot rise any more

@@ -121,28 +121,35 @@ def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def reference(model: str, plan: str, dtype: str, sinks: int | None = None):
+def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
     """A function: greedy tokens of the fused cache under `generate`, for one prompt alone.
 
-    sinks: exact first tokens in place of the plan's.
+    sinks: exact first tokens in place of the plan's. Without a plan, of the model's own cache.
     """
     from pathlib import Path
 
     import torch
 
     from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.models.adapter import attention_layers
     from aatc_cli.models.loading import find_model, load_model
+    from aatc_cli.runtime.attach import plain
     from aatc_cli.runtime.attach import prepare as prepare_session
-    from aatc_cli.runtime.attach import prepare_codecs
+    from aatc_cli.runtime.session import Session
+    from aatc_cli.runtime.tiles.form import tiles_spec
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(find_model(model), device=device, dtype=dtype)
-    opened = Plan.open(Path(plan))
-    if sinks is None:
+    opened = Plan.open(Path(plan)) if plan else None
+    if opened is None:
+        session = plain(loaded)
+    elif sinks is None:
         session = prepare_session(loaded, opened, "fused")
     else:
         window = opened.recipe.window.model_copy(update={"sinks": sinks})
-        session = prepare_codecs(loaded, opened.codecs(device), window, "fused")
+        layers = attention_layers(loaded)
+        spec = tiles_spec(loaded, layers, opened.codecs(device), window, None, "fused")
+        session = Session.of(opened.name, loaded, layers, spec)
 
     def generate(tokens: list[int], steps: int) -> Answer:
         with session.attached(), torch.no_grad():
@@ -236,6 +243,26 @@ def correct(given: argparse.Namespace) -> None:
     plain = [i for i in calm if i in wanted]
     say(alone_against_fused=same([alone[i] for i in plain], [wanted[i] for i in plain]))
     say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+
+
+def control(given: argparse.Namespace) -> None:
+    """How often two caches part that are both exact: vLLM's own against the model's under `generate`."""
+    from transformers import AutoConfig
+
+    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    changes = {
+        "max_model_len": given.longest + given.steps + 64,
+        "max_num_seqs": given.prompts,
+        "max_num_batched_tokens": max(sum(map(len, prompts)), 2048),
+        "kv_cache_memory_bytes": 4 << 30,
+    }
+    llm = engine(given.model, None, given, **changes)
+    batched = answers(llm, prompts, given.steps)
+    alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
+    say(own_alone_against_batched=same(alone, batched[: len(alone)]))
+    generate = reference(given.model, None, given.dtype)
+    wanted = [generate(ids, given.steps) for ids in prompts[: given.references]]
+    say(own_against_generate=same(batched[: len(wanted)], wanted))
 
 
 def shared(given: argparse.Namespace) -> None:
@@ -480,7 +507,7 @@ def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("compiled", "correct", "shared", "bench"))
+    parser.add_argument("what", choices=("compiled", "correct", "control", "shared", "bench"))
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
@@ -506,7 +533,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
-    {"compiled": compiled, "correct": correct, "shared": shared, "bench": bench}[given.what](given)
+    work = {"compiled": compiled, "correct": correct, "control": control, "shared": shared, "bench": bench}
+    work[given.what](given)
 
 
 if __name__ == "__main__":

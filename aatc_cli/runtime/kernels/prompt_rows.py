@@ -17,7 +17,8 @@ triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
 
-@triton.jit
+# lengths change with every prompt: a kernel that were compiled for what divides them would be compiled at requests
+@triton.jit(do_not_specialize=["queries", "keys", "before", "sums_head", "out_head"])
 def received_kernel(
     p_query,
     p_keys,
@@ -65,7 +66,7 @@ def received_kernel(
     tl.store(p_out + i_head * out_head + b_key, b_sum, mask=b_key < keys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def back_kernel(p_keys, p_cos, p_sin, p_out, tokens, key_token, key_head, heads, D: tl.constexpr, BLOCK: tl.constexpr):
     """Keys [n, H, D] turned by cos and sin float32 [n, D] in float32, into [n, H D] of their type.
 

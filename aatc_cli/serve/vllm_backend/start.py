@@ -22,6 +22,7 @@ from aatc_cli.serve.opening import require_version
 from aatc_cli.serve.vllm_backend.engine import TileEngine
 from aatc_cli.serve.vllm_backend.plans import Prepared, prepare_plan, static_of
 from aatc_cli.serve.vllm_backend.turning import Turning
+from aatc_cli.serve.vllm_backend.warm import warm_up
 
 VERSIONS = ("0.23.",)
 PLAN = "AATC_PLAN"
@@ -89,6 +90,7 @@ def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEng
     model, slots = config.model_config, config.scheduler_config.max_num_seqs
     form = static_of(prepared, model.dtype, device)
     module: Any = attention_sites(prepared.model)[0].module
+    warm_up(form)
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
     return TileEngine(prepared.name, form, turning, float(module.scaling), slots, bool(shared))
 
