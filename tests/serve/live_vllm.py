@@ -188,7 +188,7 @@ def preempted_at(llm, count: int) -> dict[int, list[int]]:
     """Cached tokens at which requests of the last call were preempted, by the index of their prompt."""
     from aatc_cli.serve.vllm_backend.served import served_of
 
-    log = served_of(llm.llm_engine.vllm_config).engine.lost.latest
+    log = served_of(llm.llm_engine.vllm_config).engine.places.lost.latest
     found: dict[int, list[int]] = {}
     base = None
     for request, tokens in log:
@@ -273,7 +273,7 @@ def shared(given: argparse.Namespace) -> None:
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
     heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
-    tails = random_prompts(8, vocabulary, 100)
+    tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
     prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
     changes = {
         "max_model_len": 1024,
@@ -364,20 +364,23 @@ def synthetic_plan(folder: str, bits: float) -> None:
     from aatc_cli.models.loading import empty_model, find_model, load_config
     from aatc_cli.serve.vllm_backend import plans, served, start
     from aatc_cli.serve.vllm_backend.engine import TileEngine
+    from aatc_cli.serve.vllm_backend.places import Places
+
+    window = Window(sinks=4, recent=128, flush=64)
 
     def opened(config, device):
         source = find_model(folder)
         model = empty_model(source, load_config(source))
         geometry = geometry_of(model.config)
         one = synthetic_codecs(geometry, bits, torch.device("cpu"))
-        window = Window(sinks=4, recent=128, flush=64)
         none = [{"k": None, "v": None}] * geometry.layers
         prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
         return start.engine_for(prepared, config, device)
 
-    def recognise(self, request, held, cached):
+    def recognise(self, request, cached, *, shared):
+        held = self.held[request]
         if held.tokens != cached:
-            held.tokens, held.tiles = cached, packed_tokens(cached, self.form.window) // 64
+            held.tokens, held.tiles = cached, packed_tokens(cached, window) // 64
 
     @torch.inference_mode()
     def fill(engine):
@@ -389,7 +392,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
                 part = cache[start_at : start_at + 256]
                 part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
 
-    served.open_engine, TileEngine._recognise, TileEngine.fill = opened, recognise, fill
+    served.open_engine, Places.recognise, TileEngine.fill = opened, recognise, fill
 
 
 def with_flash_attention_3() -> None:
@@ -472,6 +475,9 @@ def bench(given: argparse.Namespace) -> None:
         found.bind()
         found.engine.fill()
     largest = min(given.slots, capacity // (given.context + given.steps + 64))
+    pretend[0] = False
+    own_benchmark(llm, given)
+    pretend[0] = True
     for count in dict.fromkeys((min(given.batch, largest), largest)):
         rate = decode_rate(llm, prompts(count, given.context), given.steps)
         say(kind=given.kind, batch=count, context=given.context, **rate)
@@ -479,6 +485,27 @@ def bench(given: argparse.Namespace) -> None:
         # of different lengths, so that some request has a tile to pack in most steps
         rate = decode_rate(llm, prompts(min(given.batch, largest), given.context, 64), given.steps)
         say(kind=given.kind, batch=min(given.batch, largest), context="up to 63 less", **rate)
+
+
+def own_benchmark(llm, given: argparse.Namespace) -> None:
+    """`vllm bench latency` on the engine that is there: the time of one token, and of 128 tokens of 16 requests."""
+    import vllm
+    from vllm.benchmarks import latency
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    original = vllm.LLM.from_engine_args
+    vllm.LLM.from_engine_args = classmethod(lambda cls, arguments: llm)
+    parser = FlexibleArgumentParser()
+    latency.add_cli_args(parser)
+    for batch, length, steps in ((1, 2048, 1), (16, 1024, 128)):
+        asked = [f"--batch-size={batch}", f"--input-len={length}", f"--output-len={steps}", "--disable-detokenize"]
+        output = f"{given.folder}-latency.json"
+        asked += ["--num-iters-warmup=1", "--num-iters=3", f"--output-json={output}", "--model", given.folder]
+        latency.main(parser.parse_args(asked))
+        with open(output) as file:
+            seconds = json.load(file)["avg_latency"]
+        say(kind=given.kind, vllm_bench_latency=asked[:3], seconds=round(seconds, 4))
+    vllm.LLM.from_engine_args = original
 
 
 def decode_rate(llm, prompts, steps: int) -> dict[str, float]:

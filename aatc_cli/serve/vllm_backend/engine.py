@@ -15,35 +15,18 @@ from torch import Tensor
 
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.store import LayerView
-from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.decoding import Decoding
-from aatc_cli.serve.vllm_backend.lost import Lost
 from aatc_cli.serve.vllm_backend.numbers import on_device
 from aatc_cli.serve.vllm_backend.packing import Oldest, Packing
-from aatc_cli.serve.vllm_backend.pages import BlockPages
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
-from aatc_cli.serve.vllm_backend.prompts import attend_prompt, pieces
-from aatc_cli.serve.vllm_backend.quick import plain_keys
-from aatc_cli.serve.vllm_backend.rows import ExactSlots, HeldRows, HeldSums
+from aatc_cli.serve.vllm_backend.prompts import attend_chunk
+from aatc_cli.serve.vllm_backend.rows import ExactSlots
+from aatc_cli.serve.vllm_backend.slots import SlotStore
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
 from aatc_cli.serve.vllm_backend.turning import Turning
-
-
-class SlotStore(TileStore):
-    """The store of one request and layer: rows in its slot, tiles in its blocks, nothing of its own."""
-
-    def __init__(self, engine: TileEngine, layer: int, cache: Tensor, prompt: Prompt) -> None:
-        exact, window = engine.exact, engine.form.window
-        self.layer, self.window, self.batch = engine.form.layers[layer].layer, window, 1
-        self.tokens = prompt.tokens
-        mine = slice(prompt.slot, prompt.slot + 1)
-        self.exact = HeldRows(window, exact.keys[layer, mine], exact.values[layer, mine], prompt.tokens)
-        self.pages = BlockPages(cache, prompt.blocks, self.layer.held.nbytes, prompt.tiles)
-        self.received = HeldSums(window, exact.received[layer, mine, :, window.sinks :], prompt.tokens)
 
 
 class TileEngine:
@@ -71,8 +54,7 @@ class TileEngine:
         self.pending: tuple[Full, ...] = ()
         self.order: dict[str, int] = {}
         self.caches: list[Tensor] = []
-        # who lost its blocks, and how often somebody went on from those of another
-        self.lost = Lost(name)
+        # how often somebody went on from blocks of another
         self.joined = 0
 
     @property
@@ -87,9 +69,8 @@ class TileEngine:
         In that order requests were scheduled: one that goes on from another's blocks stands behind it.
         """
         self._settle()
-        held = self.places.held
-        self.lost.add([(request, held[request].tokens) for request in preempted if request in held])
-        self.places.release([*finished, *preempted])
+        self.places.take(preempted)
+        self.places.release(finished)
         self.order = {request: place for place, request in enumerate(order)}
 
     def begin(self, requests: Sequence[tuple[str, int, int]], blocks: Tensor, host: Any) -> Step:
@@ -108,7 +89,7 @@ class TileEngine:
         ids = [request for request, _, _ in requests]
         self.exact.move(self.places.arrange(ids[:decoding], ids[decoding:]))
         for request, cached, _ in requests:
-            self._recognise(request, self.places.held[request], cached)
+            self.places.recognise(request, cached, shared=self.prefixes is not None)
         self._join([(row, name) for row, name in enumerate(ids[:decoding]) if name in joining], host)
         self._make_way(ids[:decoding], host)
         rows = [self.places.held[request] for request in ids[:decoding]]
@@ -151,28 +132,12 @@ class TileEngine:
     def _attend_prompt(
         self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, prompt: Prompt, out: Tensor
     ) -> None:
-        query, keys, values = rows
         if prompt.sinks is not None and self.prefixes is not None:
             self.prefixes.adopt(layer, cache, prompt.slot, *prompt.sinks)
-        store = SlotStore(self, layer, cache, prompt)
-        plain = plain_keys(keys, prompt.back)
-        step = pieces(store, query)
-        for start in range(0, query.shape[0], step):
-            part = slice(start, start + step)
-            out[part] = attend_prompt(store, query[part], (keys[part], values[part]), self.view)
-            store.append(plain[part][None], values[part].flatten(1)[None])
+        store = SlotStore(self.form, self.exact, layer, cache, prompt)
+        attend_chunk(store, rows, prompt.back, self.view, out)
         if prompt.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, prompt.full)
-
-    def _recognise(self, request: str, held: Held, cached: int) -> None:
-        """Check that the cached tokens of a request are those that were seen, or whole blocks of a shared prefix."""
-        if self.prefixes is not None and not held.tokens and cached % TILE == 0:
-            held.tokens, held.tiles = cached, max(cached // TILE - 1, 0)
-        if held.tokens != cached:
-            raise AatcError(
-                f"request {request} has {cached} cached tokens, of which {held.tokens} went through {self.name}",
-                "serve without KV connectors and speculative decoding",
-            )
 
     def _join(self, rows: Sequence[tuple[int, str]], host: Any) -> None:
         """Give single tokens that go on from a shared prefix its sinks."""

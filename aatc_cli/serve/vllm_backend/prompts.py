@@ -19,10 +19,26 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
-from aatc_cli.serve.vllm_backend.quick import received_of
+from aatc_cli.serve.vllm_backend.quick import plain_keys, received_of
 
 # queries of a chunk that torch attends with at once
 _AT_ONCE = 256
+
+
+def attend_chunk(
+    store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], view: LayerView, out: Tensor
+) -> None:
+    """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
+
+    rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
+    """
+    query, keys, values = rows
+    unturned = plain_keys(keys, back)
+    step = pieces(store, query)
+    for start in range(0, query.shape[0], step):
+        part = slice(start, start + step)
+        out[part] = attend_prompt(store, query[part], (keys[part], values[part]), view)
+        store.append(unturned[part][None], values[part].flatten(1)[None])
 
 
 def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], view: LayerView) -> Tensor:
