@@ -424,6 +424,8 @@ def bench(given: argparse.Namespace) -> None:
     ours = given.kind == "plan"
     if ours:
         synthetic_plan(folder, given.bits)
+    if ours or given.kind.startswith("turboquant"):
+        # blocks of bytes are filled below, or stay zeros
         connector.DecodeBenchConnectorWorker.start_fill_kv = lambda self, metadata: None
     matched = connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens
     pretend = [False]
