@@ -106,6 +106,8 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
         softmax_scale=view.scaling,
         causal=True,
         return_softmax_lse=True,
+        # keys of one text are not shared out: prompts fill the device, and sums have one order whatever else runs
+        num_splits=1,
         fa_version=utils.get_flash_attn_version(head_size=query.shape[2]),
     )
     # packed tokens receive nothing any more, and of sinks nobody asks
