@@ -66,10 +66,11 @@ DATA ?= data
 DEVICE ?= cuda
 ON := --device $(DEVICE) --dtype float32 --batch 8
 KINDS := code tables digits names languages
-SIZES := 8 16 32 64 128 256 512
+SIZES := 8 16 32 64 128 256
 SPEECHES = $(DATA)/state_union.txt
 MIXED = --text $(SPEECHES)@0.5 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.5
 # half of 512 windows are more than there are traces
+MOST := 512
 SIZED = --text $(SPEECHES)@0.7 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.3
 COLLECT = $(BIN)/aatc collect --profile smollm2-135m-instruct --length 1024 $(ON)
 TESTS = --text $(DATA)/wiki.test.raw --text $(DATA)/gsm8k/test.jsonl:question
@@ -79,7 +80,7 @@ evidence: install model ## The studies of docs/results.md on one GPU into ./runs
 	$(COLLECT) --samples 48 --fisher 48 --name mixed $(MIXED)
 	$(COLLECT) --samples 48 --fisher 48 --name prose --text $(SPEECHES)
 	for kind in $(KINDS); do $(COLLECT) --samples 48 --fisher 48 --name $$kind --text builtin:$$kind || exit 1; done
-	for size in $(SIZES); do $(COLLECT) --samples $$size --fisher $$size --name windows-$$size $(SIZED) || exit 1; done
+	$(COLLECT) --samples $(MOST) --fisher $(MOST) --rows 16384 --name windows $(SIZED) $(SIZES:%=--also %)
 	-$(BIN)/aatc study evidence --task 'kl*' $(TESTS) --text builtin:python-docs-test $(ON)
 	-$(BIN)/aatc study evidence --text $(DATA)/wiki.test.raw --data $(DATA) --task 'r*' --task turns --task 'accumulate*' $(ON)
 	-$(BIN)/aatc study domains $(TESTS) $(ON)

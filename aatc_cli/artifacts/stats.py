@@ -36,6 +36,7 @@ class CollectSettings(Settings):
     fisher: int = Field(0, ge=0, description="Windows whose loss gradients are collected too, for loss-aware recipes.")
     window: Window = Field(Window(), description="Tokens a query reads exactly; gradients are of the rest.")
     head_groups: int = Field(1, ge=1, description="The profile's head groups: whiten takes them unless told otherwise.")
+    first: int | None = Field(None, ge=1, description="Only the first of the windows that are drawn. Default: all.")
     below: int = Field(
         0,
         ge=0,
@@ -46,7 +47,18 @@ class CollectSettings(Settings):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return data if self.below else {key: part for key, part in data.items() if key != "below"}
+        absent = [name for name, asked in (("below", self.below), ("first", self.first)) if not asked]
+        return {key: part for key, part in data.items() if key not in absent}
+
+    @property
+    def windows(self) -> int:
+        """Windows whose sums are in it."""
+        return self.samples if self.first is None else self.first
+
+    @property
+    def gradients(self) -> int:
+        """Windows whose loss gradients are in it."""
+        return min(self.fisher, self.windows)
 
     def tokens(self, windows: int) -> int:
         """Calibration tokens in ``windows`` windows."""
@@ -118,8 +130,8 @@ class Stats(Noun):
 
     def _finished(self) -> Self:
         for what, done, wanted in (
-            ("windows", self.windows, self.settings.samples),
-            ("gradient windows", self.fisher_windows, self.settings.fisher),
+            ("windows", self.windows, self.settings.windows),
+            ("gradient windows", self.fisher_windows, self.settings.gradients),
         ):
             if done != wanted:
                 problem = f"{self.path} is a checkpoint of collect after {done} of {wanted} {what}"

@@ -23,8 +23,8 @@ def collect_parameters() -> list[Parameter]:
     return [
         *shared("run", "model"),
         *settings_parameters(CalibrationAsked),
-        *settings_parameters(CollectSettings, "seed", "rows", "skip_first", "fisher", "below"),
-        *settings_parameters(CollectOptions, "batch", "fisher_batch", "recompute", "checkpoint_seconds"),
+        *settings_parameters(CollectSettings, "seed", "rows", "skip_first", "fisher", "first", "below"),
+        *settings_parameters(CollectOptions, "batch", "fisher_batch", "recompute", "checkpoint_seconds", "also"),
         *shared("device", "device-map", "dry-run", "force", "json"),
     ]
 

@@ -68,7 +68,7 @@ def cell_score(root: Path, cell: StudyCell) -> Score | None:
         row = found.row("recalled") or found.row("all")
         return None if row is None else Score(row.loss, row.loss_stderr)
     if isinstance(found, AccumulateResult):
-        written = found.row("text")
+        written = found.rows[0] if found.rows else None
         return None if written is None else Score(written.kl_mean, written.kl_stderr)
     if not isinstance(found, Evaluation):
         return None

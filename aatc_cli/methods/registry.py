@@ -34,6 +34,7 @@ from aatc_cli.methods.presses.expected import ExpectedAttention
 from aatc_cli.methods.presses.h2o import HeavyHitters
 from aatc_cli.methods.presses.kvzip import KvZip
 from aatc_cli.methods.presses.priced import Priced
+from aatc_cli.methods.presses.priced_own import PricedOwn
 from aatc_cli.methods.presses.snapkv import SnapKv
 from aatc_cli.methods.presses.streaming_llm import StreamingLlm
 from aatc_cli.methods.presses.vatp import Vatp
@@ -152,6 +153,7 @@ PRESSES: Sequence[Press] = (
     ExpectedAttention(),
     KvZip(),
     Priced(),
+    PricedOwn(),
 )
 
 AXES: Mapping[Axis, Sequence[Choice]] = {

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from pathlib import Path
 
 from aatc_cli.artifacts.disk import replace_directory
 from aatc_cli.artifacts.manifest import Manifest
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings, Stats
-from aatc_cli.console import progress, say, working
+from aatc_cli.console import say, working
 from aatc_cli.models.loading import ModelSource, leading_device, load_model
 from aatc_cli.profiles import ModelProfile, TextMixture
 from aatc_cli.stages.collecting.checks import check_gradients, check_spread, warn_of_rank
 from aatc_cli.stages.collecting.opening import opened
-from aatc_cli.stages.collecting.passes import Timer, run_forward, run_gradients
+from aatc_cli.stages.collecting.portions import gather, tell_cost
 from aatc_cli.stages.collecting.processes import joined
 from aatc_cli.stages.collecting.settings import CollectOptions
 from aatc_cli.stages.collecting.shortage import memory_enough
@@ -47,7 +46,8 @@ def collect(
             own = own.model_copy(update={"checkpoint_seconds": math.inf})
         identity, drawn, bos = opened(source, mixture, settings, profile)
         places = run.stats(name), run.checkpoint(name)
-        task = Task(*places, source, identity, drawn, bos, settings, own, profile, processes)
+        also = {windows: run.stats(f"{name}-{windows}") for windows in sorted(set(options.also))}
+        task = Task(*places, source, identity, drawn, bos, settings, own, profile, processes, also)
         with run.lock() if processes.first else nullcontext():
             existing = task.existing() if processes.first else None
             if processes.agree(existing is not None):
@@ -64,39 +64,16 @@ def _collected(task: Task) -> Manifest | None:
         model = load_model(task.source, device=options.device, dtype=options.dtype, device_map=placed)
     check_gradients(settings, model.dtype)
     job = task.job(model)
-    (start, stop), (fisher_start, fisher_stop) = processes.share(settings.samples), processes.share(settings.fisher)
-    if processes.count > 1:
-        job.begin_at(start)
-    else:
-        start, fisher_start = job.resume(task.partial)
-        if start or fisher_start:
-            say(f"collect: continuing from window {start} of {settings.samples}, gradients from {fisher_start}")
-    timer, tokens = Timer(), task.drawn.tokens
-    with progress("collect", stop, start) as ticker:
-        run_forward(job, model, tokens[:stop], start, options, timer, task.partial, ticker)
-    if settings.fisher:
-        with progress("collect gradients", fisher_stop, fisher_start) as ticker:
-            run_gradients(job, model, tokens[:fisher_stop], fisher_start, options, timer, task.partial, ticker)
+    timer, run = gather(task, job, model)
     processes.add_up(job.layers)
     manifest = None
     if processes.first:
-        manifest = job.write(task.partial, settings.samples, settings.fisher)
+        manifest = job.write(task.partial, settings.windows, settings.gradients)
         replace_directory(task.partial, task.target)
-    _tell_cost(job.tokens(settings.samples), timer, stop - start, fisher_stop - fisher_start, task.target)
+    tell_cost(task, timer, run)
     if manifest is not None:
         stats = Stats.open(task.target)
         assert stats.value_rank is not None
         assert stats.distinct_tokens is not None
         warn_of_rank(stats.value_rank, stats.distinct_tokens, stats.geometry.channels)
     return manifest
-
-
-def _tell_cost(tokens: int, timer: Timer, windows: int, fisher: int, target: Path) -> None:
-    forward = timer.total - timer.statistics
-    say(
-        f"collect: {tokens} tokens; forward {forward:.1f} s, "
-        f"statistics {timer.statistics:.1f} s ({100 * timer.statistics / max(forward, 1e-9):.0f} % of it) -> {target}"
-    )
-    if fisher and windows:
-        ratio = (timer.fisher / fisher) / max(forward / windows, 1e-9)
-        say(f"collect: gradients {timer.fisher:.1f} s; Fisher: {ratio:.1f} forward passes per window")

@@ -85,6 +85,7 @@ def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Co
                 "tokens": task.tokens,
                 "way": task.ways,
                 "seed": task.seed,
+                "at_once": task.at_once,
                 **({"prompt": task.prompt} if task.prompt else {}),
             }
             yield column(_TOGETHER, shown | {"length": task.tokens}, **asked)

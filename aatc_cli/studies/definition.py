@@ -28,6 +28,7 @@ _READ_BY = {
     "tokens": ("accumulate",),
     "ways": ("accumulate",),
     "cache": ("accumulate",),
+    "at_once": ("accumulate",),
     "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns"),
     "given_too": ("kl", "perplexity", "recall", "accumulate"),
     "contexts": ("ruler", "turns"),
@@ -87,6 +88,7 @@ class StudyTask(Settings):
     cache: Literal["auto", "packed", "fused", "simulated"] = Field(
         "auto", description="how the cache is held (accumulate)"
     )
+    at_once: bool = Field(False, description="read tokens that are given in one pass (accumulate)")
     contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler, turns)")
     mode: Literal["generate", "forced"] = Field("generate", description="how answers are had (ruler)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")

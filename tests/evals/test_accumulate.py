@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
+from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.config import make_budget
 from aatc_cli.evals.accumulate.decoding import Draw
 from aatc_cli.evals.accumulate.measure import measure
@@ -21,6 +22,7 @@ from aatc_cli.evals.accumulate.table import tables
 from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.subject_method import method_of
 from aatc_cli.evals.opened import Opened, open_subjects
+from aatc_cli.evals.study_scores import cell_score
 from aatc_cli.evals.subjects import EvalOptions, Subject
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model
@@ -80,6 +82,23 @@ def test_a_cache_built_token_by_token_is_that_of_the_evaluator(
         assert row.tokens == 3 * STEPS
 
 
+def test_given_tokens_read_at_once_are_those_fed_one_by_one(
+    opened: Opened, results: list[Result], corpus: Path
+) -> None:
+    settings = Settings(text=(str(corpus),), prompt=PROMPT, tokens=STEPS, limit=3, at_once=True)
+    given = settings.model_copy(update={"way": ("text", "uncompressed")})
+    for found, live in zip(measure(opened, given), results, strict=True):
+        assert found.cache is None
+        assert found.file_name != live.file_name
+        for row in found.rows:
+            other = live.row(row.way)
+            assert other is not None
+            assert row.kl_windows == pytest.approx(other.kl_windows, rel=2e-3, abs=1e-9)
+            assert row.kl_p90 == pytest.approx(other.kl_p90, rel=1e-2, abs=1e-9)
+            assert row.nll_uncompressed == pytest.approx(other.nll_uncompressed, rel=1e-5)
+            assert row.tokens == other.tokens
+
+
 def test_the_models_own_cache_is_no_change(results: list[Result]) -> None:
     """Whoever writes: it only differs from one pass by rounding, and it writes what the uncompressed model does."""
     own, others = results[0], results[1:]
@@ -108,6 +127,12 @@ def test_what_a_model_writes_is_drawn_from_its_own_distribution() -> None:
 def test_files_tables_and_the_command(
     opened: Opened, results: list[Result], corpus: Path, aatc: Callable[..., Any], tiny_llama: Path
 ) -> None:
+    only = results[1].model_copy(update={"rows": results[1].rows[1:]})
+    write_evaluation(opened.run.root / "studies" / "apart" / "evals", only)
+    cell = StudyCell(row="paper-3", task="accumulate", file=f"studies/apart/evals/{only.file_name}")
+    score = cell_score(opened.run.root, cell)
+    assert score is not None
+    assert score.mean == results[1].rows[1].kl_mean
     path = opened.run.evals / results[1].file_name
     assert read_measurement(path, Result) == results[1]
     shown = tables(results)

@@ -20,6 +20,7 @@ from aatc_cli.core.tile_layout import TileLayout
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.subjects import Subject
+from aatc_cli.methods.registry import press_of
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import TextMixture, load_recipe
 from aatc_cli.runtime.attach import prepare
@@ -85,6 +86,7 @@ def test_importance_is_both_readings_relative_to_the_head():
     expected = 0.5 * again / again.mean() + 0.5 * before / before.mean()
     torch.testing.assert_close(importance(reading, AMONG)[0, 0], expected)
     assert importance(reading, AMONG).mean() == pytest.approx(1)
+    torch.testing.assert_close(importance(reading, AMONG, press_of("priced-own").own)[0, 0], before / before.mean())
 
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=32, hidden_size=128)

@@ -28,7 +28,7 @@ from aatc_cli.runtime.tiles.form import tiles_spec
 WINDOW, RULE = Window(sinks=2, recent=32, flush=16), TileRule((8, 4, 4), "head")
 # 64 tokens are packed behind the prompt, and two tiles more before the end
 PROMPT, LENGTH, SHARE = 83, 125, 0.35
-NAMES = ["snapkv", "critical-kv", "kvzip", "priced"]
+NAMES = ["snapkv", "critical-kv", "kvzip", "priced", "priced-own"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from aatc_cli.models.loading import ModelSource, find_model, load_model, load_to
 from aatc_cli.profiles import ModelProfile, TextMixture, load_model_profile
 from aatc_cli.stages import collect as module
 from aatc_cli.stages.collect import CollectOptions, collect
-from aatc_cli.stages.collecting import opening, passes
+from aatc_cli.stages.collecting import opening, passes, portions
 from aatc_cli.text.windows import draw_windows
 
 SAMPLES, LENGTH, SKIP, ROWS = 6, 48, 4, 60
@@ -389,7 +389,7 @@ def test_little_memory_is_one_error(
     def fail(*args: Any, **keywords: Any) -> None:
         raise error
 
-    monkeypatch.setattr(opening if where == "draw_windows" else module, where, fail)
+    monkeypatch.setattr({"draw_windows": opening, "run_forward": portions}.get(where, module), where, fail)
     with pytest.raises(AatcError, match="not enough memory for collecting with tiny-llama") as caught:
         run_collect(Run(tmp_path / "run"), tiny_llama)
     assert caught.value.hint
@@ -403,7 +403,7 @@ def test_other_errors_are_not_taken_for_little_memory(
     def fail(*args: Any, **keywords: Any) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(module, "run_forward", fail)
+    monkeypatch.setattr(portions, "run_forward", fail)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         run_collect(Run(tmp_path / "run"), tiny_llama)
 

@@ -23,7 +23,7 @@ from aatc_cli.core.press.reading import Reading
 # halvings of the logarithm of the price: more than float64 tells apart
 _HALVINGS = 64
 _PRICES = (-80.0, 20.0)
-# of a token's importance, what its first reading says
+# of a token's importance, what its first reading says unless a press says another share
 OWN = 0.5
 
 
@@ -39,21 +39,21 @@ class Levels:
     room: float
 
 
-def importance(reading: Reading, among: Tensor) -> Tensor:
+def importance(reading: Reading, among: Tensor, own: float = OWN) -> Tensor:
     """How important each token ``among`` [P] those of a prompt is to its kv head, 1 on average: [B, H, n].
 
-    Half by the squared weights of the second reading, half by those of the prompt's own later tokens.
+    A share ``own`` of it by the squared weights of the prompt's own later tokens, the rest by the second reading's.
     """
     parts = []
     for squares in (reading.again, reading.before):
         found = squares[..., among].to(torch.float64)
         parts.append(found / found.mean(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
-    return (1 - OWN) * parts[0] + OWN * parts[1]
+    return (1 - own) * parts[0] + own * parts[1]
 
 
-def priced_classes(readings: Sequence[Reading], among: Tensor, levels: Levels) -> list[Tensor]:
+def priced_classes(readings: Sequence[Reading], among: Tensor, levels: Levels, own: float = OWN) -> list[Tensor]:
     """The class of every token of a prompt by layer, [1, H, P]: -1 where it is evicted, and where not ``among`` [P]."""
-    weights = torch.stack([importance(reading, among)[0] for reading in readings])
+    weights = torch.stack([importance(reading, among, own)[0] for reading in readings])
     taken = levels.bytes.to(weights.device), levels.losses.to(weights.device)
     room = levels.room * int(among.sum())
     low, high = _PRICES

@@ -54,7 +54,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
 
 def _draft(opened: Opened, settings: Settings, windows: Windows, subject: Subject) -> Result:
     """The result before anything is decoded."""
-    record, kind = windows.records[0], cache_kind(subject, opened.options)
+    record, kind = windows.records[0], cache_kind(subject, opened.options) if settings.live else None
     share = seen_share(subject.plan, windows, opened.tokenizer.bos) if subject.plan is not None else None
     if share:
         say(f"eval: {share:.0%} of {record.name} is calibration text of {subject.name}: its figures flatter it")
@@ -71,6 +71,7 @@ def _draft(opened: Opened, settings: Settings, windows: Windows, subject: Subjec
             ways=list(settings.way),
             temperature=settings.temperature,
             seed=settings.seed,
+            **({"at_once": True} if settings.at_once else {}),
         ),
         seconds=0.0,
         text=record.name,

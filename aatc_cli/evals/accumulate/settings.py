@@ -31,6 +31,14 @@ class Settings(_Base):
     )
     temperature: Annotated[float, Field(ge=0)] = Field(1.0, description="Of what a model writes; 0 is greedy.")
     seed: int = Field(0, ge=0, description="Seed of what a model writes.")
+    at_once: bool = Field(
+        False, description="Read tokens that are given (text, uncompressed) in one pass, which comes to the same."
+    )
+
+    @property
+    def live(self) -> bool:
+        """Whether any tokens enter a live cache."""
+        return not self.at_once or "own" in self.way
 
     @property
     def length(self) -> int:

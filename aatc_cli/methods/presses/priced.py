@@ -8,7 +8,7 @@ weighed with in the loss (docs/log/tiles.md), and not by the largest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aatc_cli.methods.press import Press
 
@@ -30,20 +30,26 @@ class Priced(Press):
     rereads = True
     says_classes = True
     spread = "model"
+    # of a token's importance, what the prompt's own tokens say
+    own: ClassVar[float] = 0.5
 
     def check(self, recipe: RecipeFields) -> None:
         """What tokens are shared out over, in nats."""
         if recipe.tokens is None or not recipe.key_weight == recipe.value_weight == "fisher":
-            raise ValueError('press "priced" shares tokens out over the classes of tiles, whose losses are in nats')
+            raise ValueError(
+                f'press "{self.name}" shares tokens out over the classes of tiles, whose losses are in nats'
+            )
         if recipe.keep is not None and recipe.keep > 1:
-            raise ValueError('press "priced" is told by keep how wide classes are: a share, and no number of tokens')
+            raise ValueError(
+                f'press "{self.name}" is told by keep how wide classes are: a share, and no number of tokens'
+            )
 
     def over_readings(self, readings: Sequence[Reading], among: Tensor, packed: int, pressed: Pressed) -> list[Tensor]:
         """Classes at the price that the plan's bytes come to."""
         from aatc_cli.core.press.priced import priced_classes
 
         assert pressed.levels is not None
-        return priced_classes(readings, among, pressed.levels)
+        return priced_classes(readings, among, pressed.levels, self.own)
 
     def layout(self, law: CacheLayout, plan: PlannedWidths) -> CacheLayout:
         """Streams of rows, a class each."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES, STEP, key_place, value_place
+from aatc_cli.runtime.fused_tiles.digits import ROWS, STEP, key_place, value_place
+from aatc_cli.runtime.fused_tiles.forms import form_of, steps_of
 from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
@@ -32,9 +33,9 @@ _DIGITS = 4
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
 
-    classes int32 [H, N, 16]: steps of keys of 4, 2 and 1 bits, where in a record those of 2 bits begin, the same of
-    values and where they begin, where keys of 1 bit begin, values of 2 and of 1, then where a class begins in a tile,
-    bytes of a record, and row blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
+    classes int32 [H, N, 16]: which forms of keys and of values a class has, steps of its matrix, where in a record
+    keys of 2 and of 1 bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row
+    blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
     of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 8], minus the sums of the offsets;
     digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
@@ -75,7 +76,7 @@ class TileTables:
         require_even(codecs)
         biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         places = torch.arange(tiles.size) if order is None else order.cpu()
-        made = _Made(codecs, tiles, biases["k"], places, _most_steps([tiles, *beside]))
+        made = _Made(codecs, tiles, biases["k"], places, steps_of([tiles, *beside]))
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
         whole = [torch.unflatten(torch.stack(part), 0, (heads, classes)) for part in zip(*parts, strict=True)]
@@ -114,9 +115,6 @@ class _Made:
         none = torch.zeros(tiles.heads * tiles.size)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         self.key_rows: list[Tensor] = []
-        # where in the matrix rows of digits begin
-        fours, twos, _ = steps.keys
-        self.firsts = 0, 2 * fours, 2 * fours + twos
 
     def of_class(self, head: int, k: int) -> tuple[Tensor, ...]:
         """Of class k of a head what `TileTables` has of it, in the order in which it is taken apart there."""
@@ -125,13 +123,14 @@ class _Made:
         widths = {side: self.codecs[side].bits[k, mine].cpu() for side in SIDES}
         unit = {side: _units(self.codecs[side].codec, widths[side]) for side in SIDES}
         rows = ((unit["k"] * self.spread["k"][mine])[:, None] * self.decode["k"][head])[:, self.order]
+        fours = form_of(record, "k", self.steps.keys)[0]
         by_digit, place, counted = self._key_digits(record, rows)
         scale = _pair_scale(by_digit, size)
         held = by_digit / scale.repeat(2)
         high = held.to(torch.float32).to(torch.float8_e4m3fn)
         second = (held - high.to(torch.float64)).to(torch.float32).to(torch.float8_e4m3fn)
         slots = torch.zeros(STEP * self.steps.matrix, size, dtype=torch.uint8)
-        four, between = place < STEP * self.steps.keys[0], STEP * self.steps.keys[0]
+        four, between = place < STEP * fours, STEP * fours
         slots[place] = high.view(torch.uint8)
         slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
@@ -149,7 +148,8 @@ class _Made:
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
         found, places, counts = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), list[int]()
-        for part, first in zip(record.digits["k"], self.firsts, strict=True):
+        fours, twos, _ = form_of(record, "k", self.steps.keys)
+        for part, first in zip(record.digits["k"], (0, 2 * fours, 2 * fours + twos), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = key_place(part.bits, digit)
                 found.append(rows[channel, None] * (2.0**shift / counted))
@@ -161,7 +161,7 @@ class _Made:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
         slots, weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32), torch.zeros(unit.numel(), _DIGITS)
         filled, first = [0] * unit.numel(), 0
-        for part, most in zip(record.digits["v"], self.steps.values, strict=True):
+        for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = value_place(part.bits, digit)
                 slots[channel, filled[channel]] = STEP * (first + step) + row
@@ -171,19 +171,10 @@ class _Made:
         return slots, weights, unit * (torch.exp2(widths.to(torch.float64)) - 1) / 2
 
     def _facts(self, record: Record, head: int, k: int) -> Tensor:
-        keys, values = ([part.steps for part in record.digits[side]] for side in SIDES)
-        (_, twos, ones), starts = record.starts["k"], record.starts["v"]
+        keys, values = form_of(record, "k", self.steps.keys), form_of(record, "v", self.steps.values)
+        forms = [self.steps.keys.index(keys), self.steps.values.index(values), keys[0] + sum(keys)]
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
-        return torch.tensor([*keys, twos, *values, starts[0], ones, *starts[1:], *shape, 0, 0], dtype=torch.int32)
-
-
-def _most_steps(tiles: Sequence[RecordTiles]) -> TileSteps:
-    """The most steps that any class of these has, by side and bits."""
-    records = [record for part in tiles for row in part.records for record in row]
-    keys, values = (
-        [max(record.digits[side][place].steps for record in records) for place in range(len(SIZES))] for side in SIDES
-    )
-    return TileSteps((keys[0], keys[1], keys[2]), (values[0], values[1], values[2]))
+        return torch.tensor([*forms, *record.starts["k"][1:], *record.starts["v"], *shape, *[0] * 5], dtype=torch.int32)
 
 
 def _stage_bytes(tiles: RecordTiles) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,15 +31,25 @@ _SPAN, _MOST_PLACES = 2, 4
 
 @dataclass(frozen=True)
 class TileSteps:
-    """Most steps of 32 digits of any class, of 4, 2 and 1 bits: of keys and of values."""
+    """Forms that classes have, and bytes beyond a record that are read where digits do not fill theirs.
 
-    keys: tuple[int, int, int]
-    values: tuple[int, int, int]
+    A form is how many steps of 32 digits of 4, 2 and 1 bits there are, of keys or of values; the kernel has straight
+    code for each.
+    """
+
+    keys: tuple[tuple[int, int, int], ...]
+    values: tuple[tuple[int, int, int], ...]
+    beyond: int = 256
 
     @property
     def matrix(self) -> int:
-        """Steps of the matrix of keys: rows of four bits are sums of two."""
-        return self.keys[0] + sum(self.keys)
+        """Most steps of the matrix of keys: rows of four bits are sums of two."""
+        return max(form[0] + sum(form) for form in self.keys)
+
+    @property
+    def sums(self) -> int:
+        """Most steps of values."""
+        return max(sum(form) for form in self.values)
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class TileShape:
         """Warps of a program, programs and places: as many warps as there are registers and shared memory for."""
         lots = self.dim // 16
         # sums of keys and of values, two operands, turned queries, and what else there is
-        registers = 4 * lots + 4 * self.sets * sum(self.steps.values) + 8 + (2 * lots if self.group <= 4 else 0) + 40
+        registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
         most = 16 if registers <= 144 else 12 if registers <= 190 else 8
         for warps, programs, places in ((8, 2, 2), (16, 1, 2), (12, 1, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1)):
             room = _SHARED // programs - _SHARED_BESIDE
@@ -140,13 +151,13 @@ class TileShape:
         walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
         walk += warps * tiles * lots * 256 if tiles > 1 else 0
         # words of digits that are not there are read too
-        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + 256
+        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""
-        return (warps * self.group * (32 * sum(self.steps.values) + 11) + self.group) * 4
+        return (warps * self.group * (32 * self.steps.sums + 11) + self.group) * 4
 
-    def defines(self, element: int) -> tuple[tuple[str, int], ...]:
+    def defines(self, element: int) -> tuple[tuple[str, int | str], ...]:
         """What the kernel is compiled with for tensors of this element type."""
         return (
             ("D", self.dim),
@@ -154,8 +165,10 @@ class TileShape:
             ("NW", self.warps),
             ("PLACES", self.places),
             ("FAST", self.fast),
-            *zip(("K4", "K2", "K1"), self.steps.keys, strict=True),
-            *zip(("V4", "V2", "V1"), self.steps.values, strict=True),
+            ("KEY_FORMS", _numbered(self.steps.keys)),
+            ("VALUE_FORMS", _numbered(self.steps.values)),
+            ("KM", self.steps.matrix),
+            ("VS", self.steps.sums),
             ("QTYPE", element),
             ("BIAS", int(self.biased)),
             ("CTAS", self.programs),
@@ -268,3 +281,8 @@ class TileDecoder:
         tensors = call.arguments(self.scratch, out)
         launch(self._kernel, (s.batch, s.kv_heads, self.parts), s.threads, self._numbers, tensors, self.shared)
         return out
+
+
+def _numbered(forms: Sequence[tuple[int, int, int]]) -> str:
+    """Forms as the kernel writes them."""
+    return ",".join(str((fours * 64 + twos) * 64 + ones) for fours, twos, ones in forms)

@@ -17,13 +17,10 @@ __device__ __forceinline__ float half_hi(u32 v) { float f; asm("{.reg .b16 l,h; 
 __device__ __forceinline__ float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x)); return y; }
 __device__ __forceinline__ u32 transpose8(u32 a) { u32 d; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(d) : "r"(a)); return d; }
 
-// the lane, kept in a register; whether a number is another, which the compiler makes no table of jumps from
+// the lane, kept in a register
 __device__ __forceinline__ int lane_of() { return __shfl_sync(~0u, threadIdx.x % 32, threadIdx.x % 32); }
 // a number as it is here: what is made of it is not kept for the next turn of a loop
 __device__ __forceinline__ int here(int a) { asm volatile("" : "+r"(a)); return a; }
-__device__ __forceinline__ bool is(int a, int b) {
-  u32 d; asm("{.reg .pred p; setp.eq.s32 p,%1,%2; selp.u32 %0,1,0,p;}" : "=r"(d) : "r"(a), "r"(b)); return d;
-}
 
 __device__ __forceinline__ void hmma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

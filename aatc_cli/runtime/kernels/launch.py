@@ -37,12 +37,12 @@ def on_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def function(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
+def function(source: str, name: str, defines: tuple[tuple[str, int | str], ...], device: int) -> Any:
     """The compiled function ``name`` of ``source`` on a device; raises `AatcError` when CuPy is missing."""
     return _module(source, defines, device).get_function(name)
 
 
-def source_text(source: str, defines: Mapping[str, int]) -> str:
+def source_text(source: str, defines: Mapping[str, Any]) -> str:
     """A CUDA source with the headers it includes in place."""
 
     def header(match: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def source_text(source: str, defines: Mapping[str, int]) -> str:
 
 
 @lru_cache
-def _module(source: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
+def _module(source: str, defines: tuple[tuple[str, int | str], ...], device: int) -> Any:
     try:
         cupy = import_module("cupy")
     except ImportError as error:

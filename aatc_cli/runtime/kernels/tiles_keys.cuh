@@ -3,8 +3,30 @@
 // A byte below sixteen is an e4m3 number, itself times 2^-9. runtime/fused_tiles/digits.py says where digits lie: a lane's word of two bits has four
 // channels of tokens g and g + 8, of which those of the upper half of a step count four times, and their rows a quarter.
 
-// what is the same for all tiles of a program: steps of 32 digits by bits, where in a record digits begin, bytes and number of records in a tile
-struct Class { int k4, k2, k1, keys2, v4, v2, v1, values4, keys1, values2, values1, start, size, blocks; };
+// what is the same for all tiles of a program: its forms, steps of its matrix, where in a record digits begin, where in a tile records do, their bytes
+// and number
+struct Class { int key_form, value_form, matrix, keys2, keys1, values4, values2, values1, start, size, blocks; };
+
+// forms: how many steps of 32 digits of 4, 2 and 1 bits there are, as one number. What is done for each is straight code
+template <int... forms> struct Forms {
+  static constexpr int count = sizeof...(forms);
+  __device__ static constexpr int at(int place) {
+    int found = 0, n = 0;
+    ((found = n++ == place ? forms : found), ...);
+    return found;
+  }
+};
+typedef Forms<KEY_FORMS> KeyForms;
+typedef Forms<VALUE_FORMS> ValueForms;
+template <int form> struct Form {
+  static constexpr int fours = form / 4096, twos = form / 64 % 64, ones = form % 64, steps = fours + twos + ones;
+};
+// act for the form at `place`, found by halves
+template <class All, int first, int count, class Act> __device__ __forceinline__ void by_form(int place, const Act& act) {
+  if constexpr (count == 1) act.template of<All::at(first)>();
+  else if (place < first + count / 2) by_form<All, first, count / 2>(place, act);
+  else by_form<All, first + count / 2, count - count / 2>(place, act);
+}
 
 // tables in shared memory
 struct Walk {
@@ -67,35 +89,38 @@ __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
   a[0] = w & 0x01010101u; a[1] = v & 0x01010101u; a[2] = w & 0x02020202u; a[3] = v & 0x02020202u;
 }
 
-// steps of digits of one size, two products under way at a time, and the last of them meanwhile what is `then`. Rows of digits of four bits are sums of two
-template <int bits, int n, class Then>
-__device__ __forceinline__ void multiply_steps(u32 (&sum)[4 * LOTS], const u8* at, u32 matrix, const Then& then) {
-  u32 a[4], b[4];
-  const auto give = [&](u32 (&x)[4], int i) {
-    arrive();
-    wgmma<1>(sum, x, MATRIX_FORM | (matrix + i * (STEP_BYTES / 16)));
-    if (bits == 4) wgmma<1>(sum, x, MATRIX_FORM | (matrix + (K4 + i) * (STEP_BYTES / 16)));
-    close_group();
-  };
+// words of step i of a form, of one bit those of the next step too
+template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int mine, int i) {
+  constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos;
+  if (i < fours) return *(const uint2*)(rec + HEADER + 8 * mine + 256 * i);
+  if (i < narrow) return make_uint2(*(const u32*)(rec + here(c.keys2) + 4 * mine + 128 * (i - fours)), 0u);
+  return make_uint2(*(const u32*)(rec + here(c.keys1) + 4 * mine + 64 * (i - narrow)), 0u);
+}
+// products of all steps of a form, two under way at a time and words of two steps read ahead
+template <int form>
+__device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], const u8* rec, const Class& c, u32 matrix, int mine) {
+  constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
+  uint2 words[3];
+  u32 operands[2][4];
 #pragma unroll
-  for (int i = 0; i < n; i += 2) {
-    u32 w[4];
-    if (bits == 4) {
-      const uint2 first = *(const uint2*)(at + 256 * i), second = i + 1 < n ? *(const uint2*)(at + 256 * (i + 1)) : first;
-      w[0] = first.x; w[1] = first.y; w[2] = second.x; w[3] = second.y;
-    } else if (bits == 2) { w[0] = *(const u32*)(at + 128 * i); w[1] = i + 1 < n ? *(const u32*)(at + 128 * (i + 1)) : 0u; }
-    else w[0] = *(const u32*)(at + 64 * i);
-    if (i > 0) { pending<1>(); keep(a); }
-    if (bits == 4) four_bits(a, w[0], w[1]); else if (bits == 2) two_bits(a, w[0]); else one_bit(a, w[0]);
-    give(a, i);
-    if (i + 1 == n) break;
-    if (i > 0) { pending<1>(); keep(b); }
-    if (bits == 4) four_bits(b, w[2], w[3]); else if (bits == 2) two_bits(b, w[1]); else one_bit(b, w[0] >> 4);
-    give(b, i + 1);
+  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, mine, i);
+#pragma unroll
+  for (int i = 0; i < steps; i++) {
+    u32 (&a)[4] = operands[i % 2];
+    const bool second = i >= narrow && (i - narrow) % 2;  // of two steps of one bit
+    if (i > 1) { pending<1>(); keep(a); }
+    const uint2 w = words[(second ? i - 1 : i) % 3];
+    if (i < fours) four_bits(a, w.x, w.y); else if (i < narrow) two_bits(a, w.x); else one_bit(a, second ? w.x >> 4 : w.x);
+    arrive();
+    wgmma<1>(sum, a, MATRIX_FORM | (matrix + (i < fours ? i : fours + i) * STEP));
+    // rows of digits of four bits are sums of two
+    if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (matrix + (fours + i) * STEP));
+    close_group();
+    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, mine, i + 2);
   }
-  then();
-  pending<0>(); keep(a);
-  if (n > 1) keep(b);
+  pending<0>();
+  if (steps > 0) keep(operands[0]);
+  if (steps > 1) keep(operands[1]);
 }
 // minus the sums of the offsets
 __device__ __forceinline__ void start_sums(u32 (&sum)[4 * LOTS], const Walk& w, int lane) {

@@ -6,8 +6,9 @@
 // places of their tokens, the others meet the query and its slope; values are summed by softmax weights, digit by digit, and put together at the end.
 // Lengths and the pages of tiles are read on the device: programs beyond a sequence end at once, so that batches may be ragged.
 //
-// D head dim, G query heads of a kv head, FAST lots of pairs that turn far, K4, K2, K1 and V4, V2, V1 most steps of keys and of values by bits, BIAS where
-// keys have one, PLACES tiles of a warp that there is shared memory for, or more of a smaller class.
+// D head dim, G query heads of a kv head, FAST lots of pairs that turn far, KEY_FORMS and VALUE_FORMS how many steps of 4, 2 and 1 bits classes have, KM and
+// VS the most steps of the matrix of keys and of values, BIAS where keys have one, PLACES tiles of a warp that there is shared memory for, or more of a
+// smaller class.
 
 #define THREADS (NW * 32)
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
@@ -15,13 +16,11 @@
 #define OT ((G + 7) / 8)      // tiles of eight query heads in sums of values
 #define PAIRED (G <= 4)       // then two blocks of sixteen digits share sums, in even and in odd columns
 #define SETS (PAIRED ? 1 : 2 * OT)   // of sums a step of 32 digits
-#define VS (V4 + V2 + V1)
 #define SLOT_ROW (32 * VS + 8)  // sums of digits, so that neighbouring heads lie in other banks
 #define SPAN 2                // tiles that share a turned query
 #define MOST 4                // tiles of a warp under way
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
 #define STEP (STEP_BYTES / 16)
-#define KM (2 * K4 + K2 + K1)  // steps of the matrix: rows of four bits and what they leave, of two bits, of one
 #define MATRIX_FORM (16ull << 32)  // of its descriptor
 #define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
 #define HEADER 48             // places, key scales and value scales of a record
@@ -35,43 +34,29 @@
 #include "tiles_values.cuh"
 #include "tiles_merge.cuh"
 
-#define STEPS_OF(what, most, count) \
-  what(1, most, count) what(2, most, count) what(3, most, count) what(4, most, count) what(5, most, count) what(6, most, count) \
-  what(7, most, count) what(8, most, count) what(9, most, count) what(10, most, count) what(11, most, count) what(12, most, count) \
-  what(13, most, count) what(14, most, count) what(15, most, count) what(16, most, count)
-
-#define OF_FOURS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<4, 0, n>(s, b, done + here(c.values4) + 4 * lane);
-#define OF_TWOS(n, most, count) if constexpr (n <= most) if (is(count, n)) sum_steps<2, V4, n>(s, b, done + here(c.values2) + 4 * lane);
-#define OF_ONES(n, most, count) if constexpr (n <= most && n % 2 == 0) if (is(count, n)) sum_steps<1, V4 + V2, n>(s, b, done + here(c.values1) + 4 * lane);
-// values of sixteen tokens, with weights b
-template <int bits> __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
-  if (bits == 4) { const int v4 = c.v4; STEPS_OF(OF_FOURS, V4, v4) }
-  if (bits == 2) { const int v2 = c.v2; STEPS_OF(OF_TWOS, V2, v2) }
-  if (bits == 1) { const int v1 = c.v1; STEPS_OF(OF_ONES, V1, v1) }
+// what is done for a form: values of sixteen tokens with weights b, products of keys of sixteen tokens
+struct SumValues {
+  Sums& s;
+  const u32 (&b)[WEIGHTS][2];
+  const Class& c;
+  const u8* at;
+  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, at); }
+};
+struct MultiplyKeys {
+  u32 (&sum)[4 * LOTS];
+  const u8* rec;
+  const Class& c;
+  u32 matrix;
+  int mine;
+  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, rec, c, matrix, mine); }
+};
+__device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
+  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec + 4 * lane});
 }
-__device__ __forceinline__ void sum_all_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* done, int lane) {
-  sum_values<4>(s, b, c, done, lane); sum_values<2>(s, b, c, done, lane); sum_values<1>(s, b, c, done, lane);
-}
-
-#define FOURS(n, most, count) \
-  if constexpr (n <= most) if (is(count, n)) multiply_steps<4, n>(sum, rec + HEADER + 8 * mine, w.matrix, [&] { sum_values<4>(s, b, c, done, lane); });
-#define TWOS(n, most, count) \
-  if constexpr (n <= most) if (is(count, n)) \
-    multiply_steps<2, n>(sum, rec + here(c.keys2) + 4 * mine, w.matrix + 2 * K4 * STEP, [&] { sum_values<2>(s, b, c, done, lane); });
-#define ONES(n, most, count) \
-  if constexpr (n <= most && n % 2 == 0) if (is(count, n)) \
-    multiply_steps<1, n>(sum, rec + here(c.keys1) + 4 * mine, w.matrix + (2 * K4 + K2) * STEP, [&] { sum_values<1>(s, b, c, done, lane); });
-// keys of sixteen tokens of a warp's tile, and meanwhile values of those before: `done` with weights b
-__device__ __forceinline__ void take_block(u32 (&sum)[4 * LOTS], Sums& s, const u32 (&b)[WEIGHTS][2], const Walk& w, const Class& c, const u8* rec,
-                                           const u8* done, int lane) {
-  const int mine = 8 * (lane % 4) + lane / 4;
+// keys of sixteen tokens of a warp's tile
+__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
   start_sums(sum, w, lane);
-  const int k4 = c.k4; STEPS_OF(FOURS, K4, k4)
-  if (k4 == 0) sum_values<4>(s, b, c, done, lane);
-  const int k2 = c.k2; STEPS_OF(TWOS, K2, k2)
-  if (k2 == 0) sum_values<2>(s, b, c, done, lane);
-  const int k1 = c.k1; STEPS_OF(ONES, K1, k1)
-  if (k1 == 0) sum_values<1>(s, b, c, done, lane);
+  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, rec, c, w.matrix, 8 * (lane % 4) + lane / 4});
   keep(sum);
 }
 
@@ -97,7 +82,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int facts = classes[16 * which + lane % 16], to = min(tiles[b], from + s.chunk);
   const auto fact = [&](int i) { return __shfl_sync(~0u, facts, i); };  // which are in uniform registers
-  const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9), fact(10), fact(11), fact(12), fact(13)};
+  const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9), fact(10)};
   if (from >= to || !c.size) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
@@ -130,13 +115,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     share_with_tensor_cores();
     for (int n = 0; n < places; n++) if (tile_of(n) < to) fetch(n, n, page_of(n));
     if (threadIdx.x == 0) {
-      const int k4 = c.k4, k2 = c.k2, k1 = c.k1;
-      expect(tables_here, (2 * k4 + k2 + k1) * STEP_BYTES + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
-      const auto steps = [&](int first, int count) {
-        const uint4* from_matrix = matrices + ((long long)which * KM + first) * (STEP_BYTES / 16);
-        if (count) bulk(address(smem) + first * STEP_BYTES, from_matrix, count * STEP_BYTES, tables_here);
-      };
-      steps(0, k4); steps(K4, k4); steps(2 * K4, k2); steps(2 * K4 + K2, k1);
+      const int size = c.matrix * STEP_BYTES;
+      expect(tables_here, size + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
+      if (size) bulk(address(smem), matrices + (long long)which * KM * STEP, size, tables_here);
       bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
       bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
     }
@@ -151,45 +132,30 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   clear(sums);
   Turned turned;
   turned.shared = own + warp * QT * LOTS * 32 + lane;
-  // weights of the tokens whose values are still to be summed, and their record
-  u32 weights[WEIGHTS][2];
-  const u8* done = smem;
-  no_weights(weights);
-  int place = 0, before = 0, phase = 0;
+  int place = 0, phase = 0;
   // four warps multiply together as long as the first of them has a tile
   for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
     const bool valid = tile_of(n) < to;
-    // one tile at a time comes when all of the one before has been read
-    const bool alone = PLACES == 1 && places == 1;
-    const int page = n > 0 && !alone ? page_of(n - 1 + places) : -1;
+    const int page = page_of(n + places);
     const u8* at = stage + 2 * LOTS * 32 + place * bytes;
     if (valid) arrived(mine + 8 * place, phase);
     if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
     for (int i = 0; i < c.blocks; i++) {
       const u8* rec = at + i * c.size;
       u32 sum[4 * LOTS];
-      take_block(sum, sums, weights, w, c, rec, done, lane);
-      if (i == 0) {
-        __syncwarp();
-        if (lane == 0 && page >= 0) fetch(n - 1 + places, before, page);
-      }
-      done = rec;
-      if (!valid) { no_weights(weights); continue; }
+      take_keys(sum, w, c, rec, lane);
+      if (!valid) continue;
       float sc[QT][2];
       scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
+      u32 weights[WEIGHTS][2];
       weigh(weights, sc, sums, w, rec, lane);
+      sum_values(sums, weights, c, rec, lane);
     }
-    if (alone) {
-      sum_all_values(sums, weights, c, done, lane);
-      no_weights(weights);
-      __syncwarp();
-      const int next = page_of(n + 1);
-      if (lane == 0 && next >= 0) fetch(n + 1, 0, next);
-    }
-    before = place++;
-    if (place == places) { place = 0; phase ^= 1; }
+    // all of this tile has been read
+    __syncwarp();
+    if (lane == 0 && page >= 0) fetch(n + places, place, page);
+    if (++place == places) { place = 0; phase ^= 1; }
   }
-  sum_all_values(sums, weights, c, done, lane);
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }

@@ -18,10 +18,6 @@ __device__ __forceinline__ void clear(Sums& s) {
       for (int e = 0; e < 4; e++) s.o[i][n][e] = 0.f;
 }
 
-__device__ __forceinline__ void no_weights(u32 (&b)[WEIGHTS][2]) {
-#pragma unroll
-  for (int n = 0; n < WEIGHTS; n++) { b[n][0] = 0u; b[n][1] = 0u; }
-}
 // scores become softmax weights times value scales, as operands; the reference of the weights moves only where one would be large
 __device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
   bool large = false;
@@ -78,32 +74,29 @@ __device__ __forceinline__ void take_digits(float (&o)[SETS][4], int block, u32 
     hmma(o[PAIRED ? 0 : 2 * ot + block], a0, a1, a2, a3, b[of][0], b[of][1]);
   }
 }
-// steps of digits of one size, into sums from `first` on; two at a time, so that no product waits for the one before. at: the lane's first word
-template <int bits, int first, int n>
-__device__ __forceinline__ void sum_steps(Sums& s, const u32 (&b)[WEIGHTS][2], const u8* at) {
+// all steps of a form: words first, then a block of every step, so that no product waits for the one before. at: the lane's first word
+template <int form> __device__ __forceinline__ void sum_form(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* at) {
+  constexpr int fours = Form<form>::fours, twos = Form<form>::twos, ones = Form<form>::ones / 2, words = 2 * fours + twos + ones;
+  u32 w[words > 0 ? words : 1];
 #pragma unroll
-  for (int i = 0; i < n; i += 2) {
-    const bool two = i + 1 < n;
-    float (&o)[SETS][4] = s.o[first + i], (&p)[SETS][4] = s.o[first + (two ? i + 1 : i)];
-    if (bits == 4) {
-      const u32 w = *(const u32*)(at + 256 * i), x = *(const u32*)(at + 256 * i + 128);
-      const u32 y = two ? *(const u32*)(at + 256 * i + 256) : 0u, z = two ? *(const u32*)(at + 256 * i + 384) : 0u;
-      take_digits(o, 0, w, w >> 8, 0x000F000Fu, 0x00F000F0u, b);
-      if (two) take_digits(p, 0, y, y >> 8, 0x000F000Fu, 0x00F000F0u, b);
-      take_digits(o, 1, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b);
-      if (two) take_digits(p, 1, z, z >> 8, 0x000F000Fu, 0x00F000F0u, b);
-    } else if (bits == 2) {
-      const u32 x = *(const u32*)(at + 128 * i), y = two ? *(const u32*)(at + 128 * i + 128) : 0u;
-      take_digits(o, 0, x, x >> 8, 0x00030003u, 0x000C000Cu, b);
-      if (two) take_digits(p, 0, y, y >> 8, 0x00030003u, 0x000C000Cu, b);
-      take_digits(o, 1, x, x >> 8, 0x00300030u, 0x00C000C0u, b);
-      if (two) take_digits(p, 1, y, y >> 8, 0x00300030u, 0x00C000C0u, b);
-    } else {
-      const u32 x = *(const u32*)(at + 64 * i);
-      take_digits(o, 0, x, x >> 8, 0x00010001u, 0x00020002u, b);
-      take_digits(p, 0, x, x >> 8, 0x00100010u, 0x00200020u, b);
-      take_digits(o, 1, x, x >> 8, 0x00040004u, 0x00080008u, b);
-      take_digits(p, 1, x, x >> 8, 0x00400040u, 0x00800080u, b);
+  for (int i = 0; i < 2 * fours; i++) w[i] = *(const u32*)(at + here(c.values4) + 128 * i);
+#pragma unroll
+  for (int i = 0; i < twos; i++) w[2 * fours + i] = *(const u32*)(at + here(c.values2) + 128 * i);
+#pragma unroll
+  for (int i = 0; i < ones; i++) w[2 * fours + twos + i] = *(const u32*)(at + here(c.values1) + 128 * i);
+#pragma unroll
+  for (int block = 0; block < 2; block++) {
+#pragma unroll
+    for (int i = 0; i < fours; i++) { const u32 x = w[2 * i + block]; take_digits(s.o[i], block, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b); }
+#pragma unroll
+    for (int i = 0; i < twos; i++) {
+      const u32 x = w[2 * fours + i], mask = block ? 0x00300030u : 0x00030003u;
+      take_digits(s.o[fours + i], block, x, x >> 8, mask, mask << 2, b);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * ones; i++) {
+      const u32 x = w[2 * fours + twos + i / 2], mask = 0x00010001u << (2 * block + 4 * (i % 2));
+      take_digits(s.o[fours + twos + i], block, x, x >> 8, mask, mask << 1, b);
     }
   }
 }

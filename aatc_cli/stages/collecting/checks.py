@@ -29,6 +29,11 @@ def check_rank(settings: CollectSettings, geometry: Geometry) -> None:
             f"--fisher {settings.fisher} asks for more windows than the {settings.samples} that are drawn",
             "raise --samples, or lower --fisher",
         )
+    if settings.windows > settings.samples:
+        raise UsageError(
+            f"--first {settings.first} asks for more windows than the {settings.samples} that are drawn",
+            "raise --samples, or leave --first out",
+        )
     exact = settings.window.sinks + settings.window.recent
     if settings.fisher and settings.length <= exact + 1:
         raise AatcError(
@@ -36,7 +41,7 @@ def check_rank(settings: CollectSettings, geometry: Geometry) -> None:
             "nothing would be compressed and every gradient would be zero",
             "raise --length well above that, to 1024 say",
         )
-    tokens = settings.samples * (settings.length - settings.skip_first)
+    tokens = settings.windows * (settings.length - settings.skip_first)
     if tokens < geometry.channels:
         raise AatcError(
             f"{tokens} calibration tokens are fewer than the {geometry.channels} channels of a site: "

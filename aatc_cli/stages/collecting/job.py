@@ -36,6 +36,8 @@ class CollectJob:
         how: dict[str, Any],
     ) -> None:
         self.settings, self.identity, self.sites, self.how = settings, identity, sites, how
+        # windows whose sums, and whose gradients, are in it so far
+        self.windows = self.gradients = 0
         self.texts, self.blocks = drawn.records, block_hashes(drawn.tokens, bos)
         self.distinct = len(set(drawn.tokens.flatten().tolist()))
         geometry = identity.geometry
@@ -54,19 +56,21 @@ class CollectJob:
         rows, samples = self.settings.rows, self.settings.samples
         return rows * (window + 1) // samples - rows * window // samples
 
-    def begin_at(self, window: int) -> None:
-        """Leave room for the rows of windows before ``window``, which another process keeps."""
+    def begin_at(self, window: int, gradients: int) -> None:
+        """Leave windows before ``window``, and gradients before those of ``gradients``, to other processes."""
+        self.windows, self.gradients = window, gradients
         kept = self.settings.length - self.settings.skip_first
         for layer in self.layers:
             layer.filled = sum(min(self.quota(earlier), kept) for earlier in range(window))
 
-    def write(self, path: Path, windows: int, fisher: int) -> Manifest:
-        """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``."""
+    def write(self, path: Path, windows: int, fisher: int, settings: CollectSettings | None = None) -> Manifest:
+        """Write the sums after ``windows`` windows, and gradients of ``fisher`` of them, as a Stats at ``path``.
+
+        settings: those that these sums come from, where not all windows that are collected.
+        """
         variety = TextVariety(self.blocks, self.distinct, value_rank(self.layers))
-        done = windows, fisher
-        return Stats.write(
-            path, self.settings, self.identity, self.texts, self.layers, variety, done=done, how=self.how
-        )
+        done, settings = (windows, fisher), settings or self.settings
+        return Stats.write(path, settings, self.identity, self.texts, self.layers, variety, done=done, how=self.how)
 
     def resume(self, path: Path) -> tuple[int, int]:
         """Take the sums of the checkpoint at ``path``, if there is one; the windows and Fisher windows it covers.
@@ -88,7 +92,8 @@ class CollectJob:
                 held: Tensor = getattr(layer, name)
                 held[: tensor.shape[0]] = tensor.to(held.device)
             layer.count, layer.filled = saved.count, saved.filled
-        return stats.windows, stats.fisher_windows
+        self.windows, self.gradients = stats.windows, stats.fisher_windows
+        return self.windows, self.gradients
 
 
 def _finite_output(site: AttentionSite, device: str | None) -> Tensor:

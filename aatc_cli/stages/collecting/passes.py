@@ -69,9 +69,9 @@ def run_forward(
         if not statistics.finite():
             _name_non_finite(job, body, batch, first)
         ticker.advance(batch.shape[0])
-        done = first + batch.shape[0]
+        job.windows = done = first + batch.shape[0]
         if done < windows.shape[0] and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, done, 0)
+            job.write(partial, done, job.gradients)
             saved_at = time.monotonic()
 
 
@@ -167,7 +167,7 @@ def run_gradients(
     for first in range(start, stop, batch):
         began = clock(options.device)
         tokens = windows[first : min(first + batch, stop)].to(input_device(model))
-        done = first + tokens.shape[0]
+        job.gradients = done = first + tokens.shape[0]
         # functions of seed and window alone: neither resuming nor the batch changes which tokens are sampled
         seeds = [job.settings.seed * 1_000_003 + window for window in range(first, done)]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -180,7 +180,7 @@ def run_gradients(
         timer.fisher += clock(options.device) - began
         ticker.advance(tokens.shape[0])
         if done < stop and time.monotonic() - saved_at >= options.checkpoint_seconds:
-            job.write(partial, job.settings.samples, done)
+            job.write(partial, job.windows, done)
             saved_at = time.monotonic()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from aatc_cli.config import Settings
@@ -15,6 +17,11 @@ class CollectOptions(Settings):
     batch: int = Field(1, ge=1, description="Windows per forward pass.")
     checkpoint_seconds: float = Field(60.0, ge=0, allow_inf_nan=True, description="Seconds between checkpoints.")
     force: bool = False
+    also: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        strict=False,
+        description="Smaller numbers of windows whose Stats are kept on the way, as NAME-8, ...; several allowed.",
+    )
     fisher_batch: int | None = Field(None, ge=1, description="Windows per gradient pass. Default: --batch.")
     recompute: bool = Field(False, description="Compute layers again in gradient passes: less memory, one pass more.")
     spread: bool = Field(False, description="Let accelerate spread the model over all devices.")

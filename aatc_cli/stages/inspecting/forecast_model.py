@@ -38,10 +38,10 @@ def forecast_collect(
     model, machine = empty_model(source, config), measure_machine(device)
     itemsize = 2 if device.startswith("cuda") else 4
     work = collect_work(
-        model, geometry, settings.samples, settings.length, settings.rows, itemsize=itemsize, below=settings.below
+        model, geometry, settings.windows, settings.length, settings.rows, itemsize=itemsize, below=settings.below
     )
     taken = seconds(work, machine)
-    taken += _GRADIENT * 2.0 * work.forward / machine.forward * settings.fisher / settings.samples
+    taken += _GRADIENT * 2.0 * work.forward / machine.forward * settings.gradients / settings.windows
     target = run.stats(name)
     size = _stats_file(geometry, settings)
     notes = [f"checkpoints of the same size beside it ({run.checkpoint(name)}), until it is done"]
@@ -58,7 +58,7 @@ def forecast_collect(
 
 def _stats_file(geometry: Geometry, settings: CollectSettings) -> int:
     """Bytes of the tensors of Stats; what is by rank is written with gradients alone."""
-    rows = min(settings.rows, settings.tokens(settings.samples))
+    rows = min(settings.rows, settings.tokens(settings.samples)) * settings.windows // settings.samples
     return stats_bytes(geometry, rows, settings.below) - (0 if settings.fisher else ranked_bytes(geometry))
 
 

@@ -121,9 +121,9 @@ def inspect_run(run: Run, context: int = 8192) -> Inspection:
         {
             "path": str(stats.path.relative_to(run.root)),
             "windows": stats.windows,
-            "of": stats.settings.samples,
+            "of": stats.settings.windows,
             "gradient_windows": stats.fisher_windows,
-            "of_gradient_windows": stats.settings.fisher,
+            "of_gradient_windows": stats.settings.gradients,
         }
         for stats in facts.unfinished
     ]

@@ -118,6 +118,7 @@ def _collect_line(plan: Plan, stats: Stats) -> str:
     settings = stats.settings
     texts = " ".join(f"--text {text.name}@{text.weight:g}" for text in stats.texts)
     parts = ["aatc collect", f"--model {plan.model.name}", texts, f"--samples {settings.samples}"]
+    parts += [f"--first {settings.first}"] if settings.first else []
     parts += [f"--length {settings.length}", f"--seed {settings.seed}"]
     for name in ("rows", "skip_first", "fisher"):
         value = getattr(settings, name)

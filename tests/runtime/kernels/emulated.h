@@ -76,7 +76,6 @@ static int atomicAdd(int* at, int v) { const int old = *at; *at += v; return old
 static float __ldcg(const float* at) { return *at; }
 
 static int lane_of() { return current % 32; }
-static bool is(int a, int b) { return a == b; }
 static int here(int a) { return a; }
 static float of_half(u32 bits) { unsigned short s = (unsigned short)bits; _Float16 h; memcpy(&h, &s, 2); return (float)h; }
 static u32 to_half(float f) { _Float16 h = (_Float16)f; unsigned short s; memcpy(&s, &h, 2); return s; }

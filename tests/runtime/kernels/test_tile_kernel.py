@@ -227,11 +227,11 @@ def test_shared_memory_is_that_of_a_multiprocessor() -> None:
     """Few bits have room for two programs of eight warps, more for one of as many, wide heads for fewer warps."""
     seen = set()
     for dim, group, steps, stage in (
-        (64, 4, TileSteps((1, 2, 2), (2, 2, 2)), 1312),
-        (128, 4, TileSteps((3, 3, 2), (3, 3, 4)), 2624),
-        (128, 4, TileSteps((4, 4, 4), (4, 4, 4)), 3184),
-        (128, 7, TileSteps((3, 3, 2), (3, 3, 4)), 2624),
-        (256, 4, TileSteps((5, 4, 2), (6, 6, 8)), 6400),
+        (64, 4, TileSteps(((1, 2, 2),), ((2, 2, 2),)), 1312),
+        (128, 4, TileSteps(((3, 3, 2),), ((3, 3, 4),)), 2624),
+        (128, 4, TileSteps(((4, 4, 4),), ((4, 4, 4),)), 3184),
+        (128, 7, TileSteps(((3, 3, 2),), ((3, 3, 4),)), 2624),
+        (256, 4, TileSteps(((5, 4, 2),), ((6, 6, 8),)), 6400),
     ):
         shape = TileShape(1, 1, group, 3, dim, 132, 4, 64, 4096, 4, steps, stage, False, (32, 64), 1.0)
         assert shape.programs * (shape.shared_bytes(100) + 1024) <= 233_472
