@@ -12,6 +12,7 @@ from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell
 from aatc_cli.evals.accumulate.result import Result as AccumulateResult
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
+from aatc_cli.evals.needles.result import Result as NeedleResult
 from aatc_cli.evals.reading import read_result
 from aatc_cli.evals.recall.result import Result as RecallResult
 
@@ -64,6 +65,9 @@ def cell_score(root: Path, cell: StudyCell) -> Score | None:
         return None
     if isinstance(found, BenchmarkResult):
         return mean_of_rows(rows_of(cell, found))
+    if isinstance(found, NeedleResult):
+        cells = found.cells
+        return Score(math.fsum(cell.score for cell in cells) / len(cells), None) if cells else None
     if isinstance(found, RecallResult):
         row = found.row("recalled") or found.row("all")
         return None if row is None else Score(row.loss, row.loss_stderr)

@@ -64,6 +64,8 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
         yield from _of_windows(task, choices, column)
     elif task.task in ("ruler", "turns"):
         yield from _of_contexts(task, choices, column)
+    elif task.task == "needles":
+        yield _of_places(task, choices, column)
     else:
         asked: dict[str, Any] = {"subtask": task.subtasks}
         if task.task == "references":
@@ -108,6 +110,18 @@ def _of_contexts(task: StudyTask, choices: StudyChoices, column: Callable[..., C
             asked |= {"subtask": task.subtasks, "chat": task.chat, "data": _data(task, choices), "mode": task.mode}
             shown["mode"] = None if task.mode == "generate" else task.mode
         yield column(None, shown, **asked)
+
+
+def _of_places(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Column:
+    """One column: a map of all contexts and depths."""
+    asked: dict[str, Any] = {"context": choices.context or task.contexts, "text": task.texts or choices.text}
+    asked |= {
+        "seed": task.seed,
+        "chat": task.chat,
+        "mode": task.mode,
+        **({"depth": task.depths} if task.depths else {}),
+    }
+    return column(None, {"mode": None if task.mode == "generate" else task.mode}, **asked)
 
 
 def _measured(

@@ -29,13 +29,14 @@ _READ_BY = {
     "ways": ("accumulate",),
     "cache": ("accumulate",),
     "at_once": ("accumulate",),
-    "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns"),
+    "texts": ("kl", "perplexity", "recall", "accumulate", "ruler", "turns", "needles"),
     "given_too": ("kl", "perplexity", "recall", "accumulate"),
-    "contexts": ("ruler", "turns"),
-    "mode": ("ruler",),
-    "seed": ("ruler", "turns", "accumulate"),
+    "contexts": ("ruler", "turns", "needles"),
+    "depths": ("needles",),
+    "mode": ("ruler", "needles"),
+    "seed": ("ruler", "turns", "needles", "accumulate"),
     "subtasks": ("ruler", "references", "gsm8k", "mmlu-pro", "math-500", "longbench"),
-    "chat": ("ruler", "gsm8k", "mmlu-pro", "math-500", "longbench"),
+    "chat": ("ruler", "needles", "gsm8k", "mmlu-pro", "math-500", "longbench"),
 }
 
 
@@ -74,7 +75,7 @@ class StudyMethod(Settings):
 class StudyTask(Settings):
     """One task, asked of every method, or of ``only`` some."""
 
-    task: WindowTask | ForcedTask | Literal["ruler"] | HarnessTask
+    task: WindowTask | ForcedTask | Literal["ruler", "needles"] | HarnessTask
     only: tuple[str, ...] = Field(
         (), strict=False, description="names of rows that are asked, as paper@2 or fp16, globs allowed; all if none"
     )
@@ -89,8 +90,11 @@ class StudyTask(Settings):
         "auto", description="how the cache is held (accumulate)"
     )
     at_once: bool = Field(False, description="read tokens that are given in one pass (accumulate)")
-    contexts: tuple[int, ...] = Field((), strict=False, description="tokens of prompt and answer (ruler, turns)")
-    mode: Literal["generate", "forced"] = Field("generate", description="how answers are had (ruler)")
+    contexts: tuple[int, ...] = Field(
+        (), strict=False, description="tokens of prompt and answer (ruler, turns, needles)"
+    )
+    depths: tuple[int, ...] = Field((), strict=False, description="places of a needle in percent (needles)")
+    mode: Literal["generate", "forced"] = Field("generate", description="how answers are had (ruler, needles)")
     subtasks: tuple[str, ...] = Field((), strict=False, description="parts of a benchmark, globs allowed; all if none")
     limit: int = Field(4, ge=0, description="windows per text or samples per subtask; 0 is all")
     chat: bool = Field(False, description="ask in the model's chat template (benchmarks)")
@@ -107,7 +111,7 @@ class StudyTask(Settings):
         for field, tasks in _READ_BY.items():
             if self.task not in tasks and getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field} is not read by {self.task}, only by {', '.join(tasks)}")
-        if self.task in ("ruler", "turns") and not self.contexts:
+        if self.task in ("ruler", "turns", "needles") and not self.contexts:
             raise ValueError(f"{self.task} needs contexts")
         return self
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aatc_cli.artifacts.evaluation import read_measurement
+from aatc_cli.artifacts.evaluation import read_measurement, write_evaluation
 from aatc_cli.artifacts.run import Run
 from aatc_cli.evals.answers.interval import wilson
 from aatc_cli.evals.needles.prompts import needle_samples
@@ -92,12 +92,40 @@ def test_every_cache_is_asked_and_written(aatc: Any, run: tuple[Path, Path]) -> 
     assert "needles found by" in " ".join(shown.out.split())
 
 
+def test_a_study_forces_answers_and_goes_on_where_it_was(aatc: Any, run: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, model = run
+    study = tmp_path / "maps.toml"
+    study.write_text(
+        'name = "maps"\nsummary = "maps"\nmethods = [{recipe = "fp16"}, {recipe = "paper", budgets = [3]}]\n'
+        '[[tasks]]\ntask = "needles"\nmode = "forced"\ncontexts = [700]\ndepths = [0, 100]\nlimit = 2\n'
+    )
+    asked = ("study", study, "--run", folder, "--model", model)
+    found = aatc(*asked)
+    assert found.code == 0, found.err
+    files = sorted((folder / "evals").glob("needles.*.json"))
+    results = [read_measurement(path, Result) for path in files]
+    assert [(r.recipe, r.forced, r.cache, len(r.cells)) for r in results] == [
+        ("fp16", True, None, 2),
+        ("paper", True, None, 2),
+    ]
+    for cell in (cell for result in results for cell in result.cells):
+        assert len(cell.logprobs or []) == cell.samples == 2
+        assert cell.answers == []
+    assert results[0].cells[1].logprobs != results[1].cells[1].logprobs
+    # a map that was cut off: its last cell is asked again, and is what it was
+    write_evaluation(folder / "evals", results[1].model_copy(update={"cells": results[1].cells[:1]}))
+    assert aatc(*asked).code == 0
+    again = read_measurement(files[1], Result)
+    assert [cell.logprobs for cell in again.cells] == [cell.logprobs for cell in results[1].cells]
+
+
 def test_what_cannot_be_asked(refuses: Any, run: tuple[Path, Path]) -> None:
     folder, model = run
     asked = ("eval", "needles", "--run", folder, "--model", model, "--budget", 3)
     refuses(*asked, "--context", 4096, says=("4096", "1100"), folder=folder)
     refuses(*asked, "--context", 160, says=("paper-3 keeps exact",), folder=folder)
     refuses(*asked, "--context", 300, says=("does not fit into a context of 300",), folder=folder)
+    refuses(*asked, "--mode", "forced", "--cache", "packed", says=("without a cache",), folder=folder, code=2)
     refuses(*asked, "--depth", 101, says=("--depth",), folder=folder, code=2)
 
 

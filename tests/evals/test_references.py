@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.evals.answers.forced import Forcer
 from aatc_cli.evals.references.prompts import chosen_subtasks, make_job
 from aatc_cli.models.loading import find_model, load_model, load_tokenizer
 
@@ -92,3 +93,35 @@ def test_the_command(aatc: Callable[..., Any], tiny_llama: Path, run_folder: Pat
         assert own["rows"][0]["scores"][place] == pytest.approx(float((logits.argmax(-1) == right).double().mean()))
     assert plan["rows"][0]["logprob"] != pytest.approx(own["rows"][0]["logprob"], abs=1e-6)
     assert "nothing to do" in aatc("eval", "references", *where, *asked, "--recipe", "fp16").err
+
+
+def test_what_was_cut_off_goes_on_where_it_was(
+    aatc: Callable[..., Any], tiny_llama: Path, run_folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of one record: cut off in the second part of the second subtask, then taken up, as in one go."""
+    monkeypatch.setattr("aatc_cli.evals.answers.parts._PART", 1)
+    where = ("--run", run_folder, "--model", tiny_llama, "--dtype", "float32", "--data", data, "--batch", 1)
+    asked = ("eval", "references", *where, "--length", 200, "--answer", 6, "--limit", 2, "--recipe", "fp16")
+    subtasks = ("--subtask", "gsm8k", "--subtask", "math-500")
+    whole = aatc(*asked, *subtasks, "--json").json
+    told: list[str] = []
+    answers = Forcer.each
+
+    def cut(self: Forcer, job: Any, subjects: Any) -> Any:
+        told.append(job.what)
+        if len(told) == 4:
+            raise AatcError("cut off", "go on")
+        return answers(self, job, subjects)
+
+    monkeypatch.setattr(Forcer, "each", cut)
+    assert aatc(*asked, *subtasks, "--force").code == 1
+    # the first part of every subtask before the second of any
+    assert told == ["references of gsm8k", "references of math-500"] * 2
+    [path] = (run_folder / "evals").glob("*references*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["samples"], row["asked"]) for row in rows] == [(2, None), (1, 2)]
+    found = aatc(*asked, *subtasks, "--json")
+    assert "gsm8k of fp16 is there already" in found.err
+    assert len(told) == 5
+    for row, one in zip(found.json[0]["rows"], whole[0]["rows"], strict=True):
+        assert (row["logprobs"], row["scores"], row["asked"]) == (one["logprobs"], one["scores"], None)

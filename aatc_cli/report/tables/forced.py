@@ -12,7 +12,7 @@ from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.study import StudyView, title_of
-from aatc_cli.report.text import MISSING
+from aatc_cli.report.text import MISSING, change
 
 _SCORE_NOTE = (
     "Score in %, in parentheses the difference to fp16 on the same prompts ± its standard error, in points; mean over "
@@ -66,13 +66,16 @@ def _tables(view: StudyView, asked: _Asked) -> list[Table]:
     if not subtasks:
         subtasks = list(asked.base)
     shared = [name for name in subtasks if all(name in asked.found[row.name] for row in rows)]
+    # the mean of one is itself
+    shared = shared if len(subtasks) > 1 else []
     scores = [_line(row, _score_cells(row, asked, subtasks, shared)) for row in rows]
     nats = [_line(row, _nats_cells(asked.found[row.name], asked.base, subtasks)) for row in rows if row.budget]
     rules = frozenset(i for i in range(1, len(rows)) if _rate(rows[i]) != _rate(rows[i - 1]))
     counts = sorted({asked.found[row.name][name].samples for row in rows for name in asked.found[row.name]})
     samples = f"{counts[0]} samples" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} samples"
     names = ("method", "packed bits", *subtasks)
-    tables = [Table(f"{asked.title}: score, {samples}", (*names, "mean"), tuple(scores), (_SCORE_NOTE,), rules)]
+    columns = (*names, "mean") if shared else names
+    tables = [Table(f"{asked.title}: score, {samples}", columns, tuple(scores), (_SCORE_NOTE,), rules)]
     if nats:
         behind = frozenset(i - 1 for i in rules if i > 1)
         tables.append(Table(f"{asked.title}: nats lost", names, tuple(nats), (_NATS_NOTE,), behind))
@@ -85,7 +88,8 @@ def _rate(row: StudyRow) -> float:
 
 def _line(row: StudyRow, cells: list[str]) -> tuple[Cell, ...]:
     bits = "16" if row.budget is None else f"{row.bits_packed or 0.0:.2f}"
-    return (Cell(title_of(row)), Cell(bits), *(Cell(text) for text in cells))
+    # no cache is filled, so whether one would be simulated says nothing
+    return (Cell(title_of(row.model_copy(update={"simulated": False}))), Cell(bits), *(Cell(text) for text in cells))
 
 
 def _score_cells(row: StudyRow, asked: _Asked, subtasks: list[str], shared: list[str]) -> list[str]:
@@ -98,7 +102,7 @@ def _score_cells(row: StudyRow, asked: _Asked, subtasks: list[str], shared: list
         gap = None if row.budget is None else gap_of(mine[name].scores, asked.base[name].scores)
         cells.append(_points(mine[name].score, gap))
     if not shared:
-        return [*cells, MISSING]
+        return cells
     gaps = [gap_of(mine[name].scores, asked.base[name].scores) for name in shared]
     whole = None if row.budget is None else mean_gap([gap for gap in gaps if gap is not None])
     return [*cells, _points(fmean(mine[name].score for name in shared), whole)]
@@ -108,7 +112,7 @@ def _nats_cells(mine: dict[str, BenchmarkRow], base: dict[str, BenchmarkRow], su
     cells = []
     for name in subtasks:
         gap = gap_of(base[name].logprobs, mine[name].logprobs) if name in mine else None
-        cells.append(MISSING if gap is None else _signed(gap, 1.0, 3))
+        cells.append(MISSING if gap is None else change(*gap))
     return cells
 
 
@@ -128,11 +132,10 @@ def mean_gap(gaps: Sequence[Gap]) -> Gap | None:
 
 
 def _points(score: float, gap: Gap | None) -> str:
-    return f"{100 * score:.1f}" if gap is None else f"{100 * score:.1f} ({_signed(gap, 100.0, 1)})"
-
-
-def _signed(gap: Gap, scale: float, digits: int) -> str:
-    mean, error = gap
-    sign = "-" if round(scale * mean, digits) < 0 else "+" if round(scale * mean, digits) > 0 else ""
-    behind = "" if error is None else f" ± {scale * error:.{digits}f}"
-    return f"{sign}{abs(scale * mean):.{digits}f}{behind}"
+    """A score in percent, and the difference in points."""
+    if gap is None:
+        return f"{100 * score:.1f}"
+    # no minus before a zero
+    mean = round(100 * gap[0], 1) + 0.0
+    error = "" if gap[1] is None else f" ± {100 * gap[1]:.1f}"
+    return f"{100 * score:.1f} ({'+' if mean > 0 else ''}{mean:.1f}{error})"

@@ -96,6 +96,11 @@ class FusedTileLayer(TileLayer):
         """Whether a kernel packs: what it computes in is float32."""
         return self.device.type == "cuda" and self.codecs["k"].codec.encode.dtype == torch.float32
 
+    def prepare(self) -> None:
+        """Make what the kernel needs ahead of the first tile: a second or two of a layer."""
+        if self.by_kernel:
+            _ = self._tables, self._encoder
+
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
         if not self.by_kernel:
