@@ -14,7 +14,7 @@ AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm lint check docs golden golden-check clean
+.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm test-engines lint check docs golden golden-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -98,6 +98,19 @@ test-gpu: install model ## The tests that need a CUDA device
 
 test-vllm: install model ## The tests inside of vLLM, where it is installed
 	AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -m vllm
+
+# modules of vLLM alone, without its compiled parts, and what they import; no GPU and no other torch is installed
+build/engines/vllm-%: .ci/engines.txt | install
+	rm -rf $@ $@.part && mkdir -p $@.part
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $@.part vllm==$*
+	cd $@.part && $(abspath $(BIN))/python -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); z.extractall('.', [n for n in z.namelist() if not n.endswith('.so')])"
+	rm $@.part/*.whl
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part --requirement .ci/engines.txt
+	mv $@.part $@
+
+test-engines: build/engines/vllm-0.23.0 build/engines/vllm-0.33.0 ## The adapters against vLLM's own classes, on a CPU
+	PYTHONPATH=$(word 1,$^) $(BIN)/python -m pytest -q tests/serve/test_vllm_backend.py -k "stand_ins or whole"
+	PYTHONPATH=$(word 2,$^) $(BIN)/python -m pytest -q tests/serve/test_vllm_backend.py tests/serve/test_plugins.py -k "stand_ins or whole"
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

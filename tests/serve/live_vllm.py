@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import types
+from dataclasses import dataclass, field
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -85,12 +86,27 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
     return made
 
 
-def answers(llm, prompts: list[list[int]], steps: int) -> list[list[int]]:
+@dataclass
+class Answer:
+    """Tokens of an answer, and of every step the most likely tokens with their log-probabilities."""
+
+    tokens: list[int] = field(default_factory=list)
+    likely: list[dict[int, float]] = field(default_factory=list)
+
+    def __add__(self, other: Answer) -> Answer:
+        return Answer(self.tokens + other.tokens, self.likely + other.likely)
+
+
+def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
     from vllm import SamplingParams
 
-    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=5)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    found = [output.outputs[0] for output in outputs]
+    return [
+        Answer(list(each.token_ids), [{k: v.logprob for k, v in step.items()} for step in each.logprobs])
+        for each in found
+    ]
 
 
 def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]:
@@ -105,44 +121,74 @@ def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def reference(model: str, plan: str, dtype: str):
-    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone."""
+def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone.
+
+    sinks: exact first tokens in place of the plan's. Without a plan, of the model's own cache.
+    """
     from pathlib import Path
 
     import torch
 
     from aatc_cli.artifacts.plan import Plan
+    from aatc_cli.models.adapter import attention_layers
     from aatc_cli.models.loading import find_model, load_model
+    from aatc_cli.runtime.attach import plain
     from aatc_cli.runtime.attach import prepare as prepare_session
+    from aatc_cli.runtime.session import Session
+    from aatc_cli.runtime.tiles.form import tiles_spec
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(find_model(model), device=device, dtype=dtype)
-    session = prepare_session(loaded, Plan.open(Path(plan)), "fused")
+    opened = Plan.open(Path(plan)) if plan else None
+    if opened is None:
+        session = plain(loaded)
+    elif sinks is None:
+        session = prepare_session(loaded, opened, "fused")
+    else:
+        window = opened.recipe.window.model_copy(update={"sinks": sinks})
+        layers = attention_layers(loaded)
+        spec = tiles_spec(loaded, layers, opened.codecs(device), window, None, "fused")
+        session = Session.of(opened.name, loaded, layers, spec)
 
-    def generate(tokens: list[int], steps: int) -> list[int]:
+    def generate(tokens: list[int], steps: int) -> Answer:
         with session.attached(), torch.no_grad():
             ids = torch.tensor([tokens], device=device)
-            cache = {session.keyword: session.new_cache()}
-            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
-        return out[0, len(tokens) :].tolist()
+            options = {session.keyword: session.new_cache(), "return_dict_in_generate": True, "output_logits": True}
+            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
+        likely = []
+        for logits in out.logits:
+            values, places = logits[0].float().log_softmax(-1).topk(5)
+            likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
+        return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
 
     return generate
 
 
-def same(found: list[list[int]], wanted: list[list[int]]) -> dict[str, object]:
-    """How many answers are equal, and how many tokens before the first that differs, of those that do."""
-    first = {}
+def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
+    """How many answers are equal, and where the others part: what either thinks of the two tokens.
+
+    apart: the largest difference of log-probabilities of tokens that both chose, before any parting: what two orders of
+    the same sums differ by. A parting is a near tie where either's margin between the two tokens is of that size.
+    """
+    parted, apart = {}, 0.0
     for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        if a != b:
-            first[index] = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return {"equal": len(found) - len(first), "of": len(found), "differ_at": first}
+        at = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y), None)
+        for x, mine, theirs in zip(a.tokens[:at], a.likely, b.likely, strict=False):
+            if x in mine and x in theirs:
+                apart = max(apart, abs(mine[x] - theirs[x]))
+        if at is not None:
+            two = a.tokens[at], b.tokens[at]
+            rounded = [[round(side[t], 5) if t in side else None for t in two] for side in (a.likely[at], b.likely[at])]
+            parted[index] = {"at": at, "of_found": rounded[0], "of_wanted": rounded[1]}
+    return {"equal": len(found) - len(parted), "of": len(found), "apart": round(apart, 6), "parted": parted}
 
 
 def preempted_at(llm, count: int) -> dict[int, list[int]]:
     """Cached tokens at which requests of the last call were preempted, by the index of their prompt."""
     from aatc_cli.serve.vllm_backend.served import served_of
 
-    log = served_of(llm.llm_engine.vllm_config).engine.preempted
+    log = served_of(llm.llm_engine.vllm_config).engine.places.lost.latest
     found: dict[int, list[int]] = {}
     base = None
     for request, tokens in log:
@@ -152,13 +198,13 @@ def preempted_at(llm, count: int) -> dict[int, list[int]]:
     return found
 
 
-def after_preemption(generate, prompt: list[int], steps: int, cached: list[int]) -> list[int]:
+def after_preemption(generate, prompt: list[int], steps: int, cached: list[int]) -> Answer:
     """What the fused cache generates where the prompt is read anew, with its answer so far, at the same places."""
-    out: list[int] = []
+    out = Answer()
     for tokens in [*cached, None]:
         upto = steps if tokens is None else tokens - len(prompt) + 1
-        if upto > len(out):
-            out += generate(prompt + out, upto - len(out))
+        if upto > len(out.tokens):
+            out += generate(prompt + out.tokens, upto - len(out.tokens))
     return out
 
 
@@ -185,15 +231,38 @@ def correct(given: argparse.Namespace) -> None:
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
     generate, wanted = reference(given.model, given.plan, given.dtype), {}
-    # some of all lengths, and of those that lost their blocks
-    lost = sorted(preempted)[: given.references // 4]
-    for i in [*range(given.references), *lost]:
+    # those that lost their blocks first, then some of all lengths, as long as there is time
+    stripe, stripes = (int(part) for part in given.stripe.split("/"))
+    chosen = [i for i in [*sorted(preempted), *range(given.references)] if i % stripes == stripe]
+    for i in dict.fromkeys(chosen):
+        if given.seconds and time.time() - STARTED > given.seconds:
+            break
         wanted[i] = after_preemption(generate, prompts[i], given.steps, preempted.get(i, []))
-        say(reference=i, length=len(prompts[i]), same=batched[i] == wanted[i], preempted=preempted.get(i))
-    say(batched_against_fused=same([batched[i] for i in wanted], list(wanted.values())))
+    asked = {"asked": len(set(chosen)), "preempted": sorted(set(wanted) & set(preempted))}
+    say(batched_against_fused=same([batched[i] for i in wanted], list(wanted.values())), **asked)
     plain = [i for i in calm if i in wanted]
     say(alone_against_fused=same([alone[i] for i in plain], [wanted[i] for i in plain]))
     say(memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)
+
+
+def control(given: argparse.Namespace) -> None:
+    """How often two caches part that are both exact: vLLM's own against the model's under `generate`."""
+    from transformers import AutoConfig
+
+    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    changes = {
+        "max_model_len": given.longest + given.steps + 64,
+        "max_num_seqs": given.prompts,
+        "max_num_batched_tokens": max(sum(map(len, prompts)), 2048),
+        "kv_cache_memory_bytes": 4 << 30,
+    }
+    llm = engine(given.model, None, given, **changes)
+    batched = answers(llm, prompts, given.steps)
+    alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
+    say(own_alone_against_batched=same(alone, batched[: len(alone)]))
+    generate = reference(given.model, None, given.dtype)
+    wanted = [generate(ids, given.steps) for ids in prompts[: given.references]]
+    say(own_against_generate=same(batched[: len(wanted)], wanted))
 
 
 def shared(given: argparse.Namespace) -> None:
@@ -204,7 +273,7 @@ def shared(given: argparse.Namespace) -> None:
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
     heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
-    tails = random_prompts(8, vocabulary, 100)
+    tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
     prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
     changes = {
         "max_model_len": 1024,
@@ -213,15 +282,20 @@ def shared(given: argparse.Namespace) -> None:
         "kv_cache_memory_bytes": 1 << 30,
     }
     llm = engine(given.model, given.plan, given, enable_prefix_caching=True, **changes)
+    # of either head the first request hits nothing
+    cold = [answers(llm, [ids], given.steps)[0] for ids in prompts[:2]]
     # a request that comes again finds more full blocks, its own: what it reads packed is the same from then on
     for _ in range(2):
         first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
     together = answers(llm, prompts, given.steps)
     again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=4 * len(prompts))
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
-    generate = reference(given.model, given.plan, given.dtype)
-    say(hits_against_own_prompts=same(again, [generate(ids, given.steps) for ids in prompts]))
+    generate = reference(given.model, given.plan, given.dtype, 64)
+    own = [generate(ids, given.steps) for ids in prompts]
+    # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
+    say(first_against_fused=same(cold, own[: len(cold)]))
+    say(hits_against_own_prompts=same(again, own))
 
 
 def compiled(given: argparse.Namespace) -> None:
@@ -290,20 +364,23 @@ def synthetic_plan(folder: str, bits: float) -> None:
     from aatc_cli.models.loading import empty_model, find_model, load_config
     from aatc_cli.serve.vllm_backend import plans, served, start
     from aatc_cli.serve.vllm_backend.engine import TileEngine
+    from aatc_cli.serve.vllm_backend.places import Places
+
+    window = Window(sinks=4, recent=128, flush=64)
 
     def opened(config, device):
         source = find_model(folder)
         model = empty_model(source, load_config(source))
         geometry = geometry_of(model.config)
         one = synthetic_codecs(geometry, bits, torch.device("cpu"))
-        window = Window(sinks=4, recent=128, flush=64)
         none = [{"k": None, "v": None}] * geometry.layers
         prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
         return start.engine_for(prepared, config, device)
 
-    def recognise(self, request, held, cached):
+    def recognise(self, request, cached, *, shared):
+        held = self.held[request]
         if held.tokens != cached:
-            held.tokens, held.tiles = cached, packed_tokens(cached, self.form.window) // 64
+            held.tokens, held.tiles = cached, packed_tokens(cached, window) // 64
 
     @torch.inference_mode()
     def fill(engine):
@@ -315,7 +392,24 @@ def synthetic_plan(folder: str, bits: float) -> None:
                 part = cache[start_at : start_at + 256]
                 part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
 
-    served.open_engine, TileEngine._recognise, TileEngine.fill = opened, recognise, fill
+    served.open_engine, Places.recognise, TileEngine.fill = opened, recognise, fill
+
+
+def with_flash_attention_3() -> None:
+    """Let TurboQuant have FlashAttention 3: vLLM 0.23 asks for 2, which not every build has.
+
+    Its reason, layers of two kinds in one check, is gone in 0.23.0: that check passes TurboQuant's layers over.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+
+    def create_engine_config(self, *args, **kwargs):
+        config = original(self, *args, **kwargs)
+        config.attention_config.flash_attn_version = None
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config
 
 
 def bench(given: argparse.Namespace) -> None:
@@ -330,6 +424,8 @@ def bench(given: argparse.Namespace) -> None:
     ours = given.kind == "plan"
     if ours:
         synthetic_plan(folder, given.bits)
+    if ours or given.kind.startswith("turboquant"):
+        # blocks of bytes are filled below, or stay zeros
         connector.DecodeBenchConnectorWorker.start_fill_kv = lambda self, metadata: None
     matched = connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens
     pretend = [False]
@@ -345,6 +441,8 @@ def bench(given: argparse.Namespace) -> None:
     }
     if not ours:
         changes["kv_cache_dtype"] = given.kind
+    if given.kind.startswith("turboquant"):
+        with_flash_attention_3()
     if given.turn:
         # one after another on the GPU, while those that come next import what they need
         fcntl.flock(os.open(given.turn, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
@@ -354,8 +452,11 @@ def bench(given: argparse.Namespace) -> None:
     capacity = cache.num_gpu_blocks * cache.block_size
     say(kind=given.kind, layers=given.layers, capacity_tokens=capacity, blocks=cache.num_gpu_blocks)
 
-    def prompts(count: int, length: int):
-        return [{"prompt_token_ids": [(7 * i + 13 * row) % 100000 + 3 for i in range(length)]} for row in range(count)]
+    def prompts(count: int, length: int, apart: int = 0):
+        lengths = [length - row * apart // count for row in range(count)]
+        return [
+            {"prompt_token_ids": [(7 * i + 13 * row) % 100000 + 3 for i in range(n)]} for row, n in enumerate(lengths)
+        ]
 
     def timed(length: int) -> float:
         wanted = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -366,7 +467,8 @@ def bench(given: argparse.Namespace) -> None:
     timed(256)
     for length in (2048, given.context):
         timed(length)
-        say(kind=given.kind, prompt=length, first_token_ms=round(1000 * timed(length), 1))
+        found = sorted(timed(length) for _ in range(3))
+        say(kind=given.kind, prompt=length, first_token_ms=[round(1000 * seconds, 1) for seconds in found])
     pretend[0] = True
     if ours:
         from aatc_cli.serve.vllm_backend.served import served_of
@@ -375,9 +477,37 @@ def bench(given: argparse.Namespace) -> None:
         found.bind()
         found.engine.fill()
     largest = min(given.slots, capacity // (given.context + given.steps + 64))
+    pretend[0] = False
+    own_benchmark(llm, given)
+    pretend[0] = True
     for count in dict.fromkeys((min(given.batch, largest), largest)):
         rate = decode_rate(llm, prompts(count, given.context), given.steps)
         say(kind=given.kind, batch=count, context=given.context, **rate)
+    if ours:
+        # of different lengths, so that some request has a tile to pack in most steps
+        rate = decode_rate(llm, prompts(min(given.batch, largest), given.context, 64), given.steps)
+        say(kind=given.kind, batch=min(given.batch, largest), context="up to 63 less", **rate)
+
+
+def own_benchmark(llm, given: argparse.Namespace) -> None:
+    """`vllm bench latency` on the engine that is there: the time of one token, and of 128 tokens of 16 requests."""
+    import vllm
+    from vllm.benchmarks import latency
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    original = vllm.LLM.from_engine_args
+    vllm.LLM.from_engine_args = classmethod(lambda cls, arguments: llm)
+    parser = FlexibleArgumentParser()
+    latency.add_cli_args(parser)
+    for batch, length, steps in ((1, 2048, 1), (16, 1024, 128)):
+        asked = [f"--batch-size={batch}", f"--input-len={length}", f"--output-len={steps}", "--disable-detokenize"]
+        output = f"{given.folder}-latency.json"
+        asked += ["--num-iters-warmup=1", "--num-iters=3", f"--output-json={output}", "--model", given.folder]
+        latency.main(parser.parse_args(asked))
+        with open(output) as file:
+            seconds = json.load(file)["avg_latency"]
+        say(kind=given.kind, vllm_bench_latency=asked[:3], seconds=round(seconds, 4))
+    vllm.LLM.from_engine_args = original
 
 
 def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
@@ -406,7 +536,7 @@ def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("compiled", "correct", "shared", "bench"))
+    parser.add_argument("what", choices=("compiled", "correct", "control", "shared", "bench"))
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
@@ -416,6 +546,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--alone", type=int, default=64)
     parser.add_argument("--references", type=int, default=64)
+    parser.add_argument("--stripe", default="0/1", help="which of how many parts of the references to compute")
+    parser.add_argument("--seconds", type=float, default=0, help="after which no more references are begun")
     parser.add_argument("--longest", type=int, default=1200)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--room", type=float, default=1.2, help="blocks, as a share of what all prompts take")
@@ -430,7 +562,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
-    {"compiled": compiled, "correct": correct, "shared": shared, "bench": bench}[given.what](given)
+    work = {"compiled": compiled, "correct": correct, "control": control, "shared": shared, "bench": bench}
+    work[given.what](given)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import sys
 import types
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
 
@@ -23,13 +24,14 @@ import pytest
 import torch
 
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.serve.vllm_backend import command, served, start
+from aatc_cli.serve.vllm_backend import command, lost, served, start
 
 BASE = "vllm.v1.attention.backend"
 REGISTRY = "vllm.v1.attention.backends.registry"
 SPECS = "vllm.v1.kv_cache_interface"
 LAYER = "vllm.model_executor.layers.attention.attention"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
+CORE = "vllm.v1.engine.core"
 
 
 class AttentionCGSupport(Enum):
@@ -102,6 +104,12 @@ class GPUModelRunner:
         return "their states"
 
 
+def get_kv_cache_configs(vllm_config, kv_cache_specs, available_memory):
+    if available_memory[0] < 1:
+        raise ValueError("to serve one request 1 GiB is needed")
+    return kv_cache_specs
+
+
 class AttentionBackendEnum(Enum):
     CUSTOM = "custom"
 
@@ -118,12 +126,14 @@ STAND_INS = {
     SPECS: [FullAttentionSpec],
     LAYER: [Attention],
     RUNNER: [GPUModelRunner],
+    CORE: [get_kv_cache_configs],
     REGISTRY: [AttentionBackendEnum, register_backend],
 }
 CONFIG = SimpleNamespace(
     compilation_config=SimpleNamespace(static_forward_context={}),
     device_config=SimpleNamespace(device="cpu"),
-    cache_config=SimpleNamespace(block_size=64),
+    cache_config=SimpleNamespace(block_size=64, num_gpu_blocks=9),
+    model_config=SimpleNamespace(max_model_len=512),
 )
 
 
@@ -134,7 +144,7 @@ def real(name: str):
         return None
 
 
-@pytest.mark.parametrize("name", [BASE, SPECS, LAYER, RUNNER])
+@pytest.mark.parametrize("name", [BASE, SPECS, LAYER, RUNNER, CORE])
 def test_stand_ins_are_those_of_vllm(name):
     """Methods of a stand-in are those of the real class, with the same parameters; all abstract ones are there."""
     module = real(name)
@@ -144,6 +154,9 @@ def test_stand_ins_are_those_of_vllm(name):
         pytest.skip("this vLLM is refused by its version")
     for mine in STAND_INS[name]:
         theirs = getattr(module, mine.__name__)
+        if inspect.isfunction(mine):
+            assert [*inspect.signature(theirs).parameters] == [*inspect.signature(mine).parameters]
+            continue
         for method, function in vars(mine).items():
             wanted = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
             if (method.startswith("_") and method != "_update_states") or not inspect.isfunction(wanted):
@@ -199,7 +212,7 @@ def backend(monkeypatch):
 class Engine:
     """What the classes ask of a `TileEngine`."""
 
-    page_bytes = (6400, 12800)
+    name, page_bytes = "paper-2", (6400, 12800)
 
     def __init__(self):
         self.log, self.caches = [], []
@@ -297,6 +310,22 @@ def test_a_layer_writes_its_output_and_knows_its_place(serving):
     assert not output.any()
 
 
+def test_too_little_memory_is_told_with_the_plan_s_name(serving, monkeypatch):
+    module, _, config = serving
+    core = sys.modules[CORE]
+    served.served_of(config)
+    assert core.get_kv_cache_configs(config, ["specs"], [1]) == ["specs"]
+    with pytest.raises(AatcError, match=r"^paper-2: to serve one request"):
+        core.get_kv_cache_configs(config, ["specs"], [0])
+    other = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    with pytest.raises(ValueError, match=r"^to serve one request"):
+        core.get_kv_cache_configs(other, ["specs"], [0])
+    # one block is the engine's own: a text that needs it would give up its blocks to itself for ever
+    monkeypatch.setattr(config.model_config, "max_model_len", 513)
+    with pytest.raises(AatcError, match="paper-2: 9 blocks hold 512 tokens, and one text may have 513"):
+        module.TileBuilder(None, [], config, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("extra", [{"sinks": 1}, {"sliding_window": 128}, {"kv_cache_dtype": "fp8"}])
 def test_layers_that_are_more_than_full_attention_are_refused(serving, extra):
     backend, _, _ = serving
@@ -336,6 +365,16 @@ BAD = {
     "no --kv-transfer-config": {"kv_transfer_config": 1},
     "VLLM_USE_V2_MODEL_RUNNER=0": {"use_v2_model_runner": True},
 }
+
+
+def test_requests_that_lost_their_blocks_are_counted_not_kept_for_ever(capsys):
+    found = lost.Lost("paper-2")
+    for number in range(2 * lost.KEPT):
+        found.add([(f"r{number}", number)])
+    assert found.count == 2 * lost.KEPT
+    assert len(found.latest) == lost.KEPT
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "paper-2" in line]) == found.count.bit_length()
 
 
 def test_settings_that_cannot_be_served_are_named_with_what_to_change():
@@ -407,3 +446,18 @@ def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, b
     monkeypatch.setattr(command, "version", lambda name: "0.9.1")
     monkeypatch.setattr("aatc_cli.serve.opening.version", lambda name: "0.9.1")
     refuses(*ours, says=("0.9.1", "0.23."), **told)
+
+
+def test_a_server_that_ends_badly_is_told_with_the_plan_s_name(monkeypatch):
+    def served_by(*arguments):
+        return command.ServeCommand("paper-2", arguments, 1, 1, 1, "0.23.0")
+
+    served_by("true").start()
+    with pytest.raises(AatcError, match="the server of paper-2 ended with status 3"):
+        served_by("sh", "-c", "exit 3").start()
+    with pytest.raises(AatcError, match="paper-2 ended by SIGKILL"):
+        served_by("sh", "-c", "kill -KILL $$").start()
+    # told to end, it passes that on and is content
+    served_by("sh", "-c", f"kill -TERM {os.getpid()}; sleep 20").start()
+    with pytest.raises(AatcError, match="not installed"):
+        replace(served_by("true"), version=None).start()

@@ -181,7 +181,7 @@ def test_a_request_that_lost_its_blocks_is_read_anew(model, codecs):
     for _ in range(24):
         out.append(driver.step({"a": [out[-1]]})["a"])
     driver.drop("a", preempted=True)
-    assert driver.engine.preempted == [("a", 174)]
+    assert [*driver.engine.places.lost.latest] == [("a", 174)]
     first = list(out)
     again = [driver.step({"a": tokens + first})["a"]]
     for _ in range(10):

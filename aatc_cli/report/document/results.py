@@ -100,7 +100,7 @@ def needles_section(data: ReportData) -> Section | None:
     for place, group in enumerate(needle_groups(data.needles)):
         samples = "/".join(dict.fromkeys(str(found.samples) for found in group.maps))
         caption = f"Percent of needles found, {samples} at each place: {group.title}."
-        blocks.append(FigureBlock((needle_figure(group, f"needles{place}"),), caption))
+        blocks.append(FigureBlock((needle_figure(group, f"needles{place}"),), caption, f"needles{place}"))
     text = (
         "A number hidden at a depth of a text, and the question for it. With few needles at each place a miss is much."
     )

@@ -12,7 +12,7 @@ from aatc_cli.core.metrics import mean_and_stderr
 from aatc_cli.evals.answers.result import BenchmarkRow
 from aatc_cli.report.blocks import Cell, Table
 from aatc_cli.report.data.study import StudyView, title_of
-from aatc_cli.report.text import MISSING
+from aatc_cli.report.text import MISSING, change
 
 _SCORE_NOTE = (
     "Score in %, in parentheses the difference to fp16 on the same prompts ± its standard error, in points; mean over "
@@ -112,7 +112,7 @@ def _nats_cells(mine: dict[str, BenchmarkRow], base: dict[str, BenchmarkRow], su
     cells = []
     for name in subtasks:
         gap = gap_of(base[name].logprobs, mine[name].logprobs) if name in mine else None
-        cells.append(MISSING if gap is None else _signed(gap, 1.0, 3))
+        cells.append(MISSING if gap is None else change(*gap))
     return cells
 
 
@@ -132,11 +132,10 @@ def mean_gap(gaps: Sequence[Gap]) -> Gap | None:
 
 
 def _points(score: float, gap: Gap | None) -> str:
-    return f"{100 * score:.1f}" if gap is None else f"{100 * score:.1f} ({_signed(gap, 100.0, 1)})"
-
-
-def _signed(gap: Gap, scale: float, digits: int) -> str:
-    mean, error = gap
-    sign = "-" if round(scale * mean, digits) < 0 else "+" if round(scale * mean, digits) > 0 else ""
-    behind = "" if error is None else f" ± {scale * error:.{digits}f}"
-    return f"{sign}{abs(scale * mean):.{digits}f}{behind}"
+    """A score in percent, and the difference in points."""
+    if gap is None:
+        return f"{100 * score:.1f}"
+    # no minus before a zero
+    mean = round(100 * gap[0], 1) + 0.0
+    error = "" if gap[1] is None else f" ± {100 * gap[1]:.1f}"
+    return f"{100 * score:.1f} ({'+' if mean > 0 else ''}{mean:.1f}{error})"

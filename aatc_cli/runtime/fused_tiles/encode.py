@@ -1,7 +1,7 @@
 """Packing of a layer's tiles by a kernel where it is compiled: tables of its codecs, and latents by torch before it.
 
-Codes are those of `core.tile_codec` in float32, and the same latents are given to either; a sum over the channels of a
-head goes in another order, so a token may find another scale where two are equally good to the last bits of float32.
+Codes are those of `core.tile_codec` in float32, and the same latents are given to either, but sums go in another order:
+where roundings decide, a token may find another scale (`evals.bench.undecided` tells such tokens from wrong ones).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        sources = Sources.of(tiles)
+        # thousands of small steps, each of which costs a GPU more than it costs the host
+        sources = Sources.of(_on_host(tiles))
         edges, before = cells.tensors()
         return cls(
             rule.class_of_rank(device)[::ROWS].to(torch.int32),
@@ -79,9 +80,9 @@ class EncodeTables:
             before.to(device),
             _scale_codes(device),
             scale_grid(device).to(torch.float32),
-            sources.entries,
-            sources.places,
-            sources.counts,
+            sources.entries.to(device),
+            sources.places.to(device),
+            sources.counts.to(device),
             rule.classes,
             tiles.nbytes,
         )
@@ -94,6 +95,11 @@ class FusedTileLayer(TileLayer):
     def by_kernel(self) -> bool:
         """Whether a kernel packs: what it computes in is float32."""
         return self.device.type == "cuda" and self.codecs["k"].codec.encode.dtype == torch.float32
+
+    def prepare(self) -> None:
+        """Make what the kernel needs ahead of the first tile: a second or two of a layer."""
+        if self.by_kernel:
+            _ = self._tables, self._encoder
 
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
@@ -127,6 +133,11 @@ class FusedTileLayer(TileLayer):
     @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
+
+
+def _on_host(tiles: RecordTiles) -> RecordTiles:
+    """The same records of codecs on the CPU."""
+    return RecordTiles({side: tiles.sides[side].codec.to("cpu") for side in SIDES}, tiles.rule, tiles.heads)
 
 
 class _Cells:

@@ -16,6 +16,7 @@ from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.serve.vllm_backend import version_0_23
 from aatc_cli.serve.vllm_backend.served import Served, served_of
+from aatc_cli.serve.vllm_backend.start import check_blocks
 from aatc_cli.serve.vllm_backend.step import Step
 
 _base: Any = import_module("vllm.v1.attention.backend")
@@ -75,6 +76,7 @@ class TileBuilder(_base.AttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        check_blocks(served_of(vllm_config).engine.name, vllm_config)
         self._init_reorder_batch_threshold(1)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Step:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,10 +52,16 @@ class ServeCommand:
         return shlex.join([*(f"{name}={value}" for name, value in ENVIRONMENT.items()), *self.arguments])
 
     def start(self) -> None:
-        """Become that command; raises `AatcError` where vLLM is not installed."""
+        """Run that command until it ends, which SIGTERM asks of it too.
+
+        Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that did not end well.
+        """
         if self.version is None:
             raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
-        os.execvpe(self.arguments[0], self.arguments, os.environ | ENVIRONMENT)
+        status = _run(self.arguments)
+        if status:
+            how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
+            raise AatcError(f"the server of {self.plan} ended {how}", "what it said last is above")
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,26 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
         (sinks + window.recent) * token,
         installed,
     )
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """The status of a command; negative where a signal ended it, zero where this process was told to end it."""
+    told: list[int] = []
+    # a terminal sends its interrupt to both; a child that is being started is asked as soon as it is there
+    before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        process = subprocess.Popen(arguments, env=os.environ | ENVIRONMENT)
+        while True:
+            try:
+                status = process.wait(0.2)
+                return 0 if told else status
+            except subprocess.TimeoutExpired:
+                if told and told[-1] == signal.SIGTERM:
+                    told.append(0)
+                    process.terminate()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def installed_version() -> str | None:

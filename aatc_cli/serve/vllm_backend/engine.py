@@ -6,7 +6,7 @@ of a decoding request here, between two steps, so that a captured step never dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,45 +15,34 @@ from torch import Tensor
 
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
-from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.store import LayerView
-from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.decoding import Decoding
-from aatc_cli.serve.vllm_backend.pages import BlockPages
+from aatc_cli.serve.vllm_backend.numbers import on_device
+from aatc_cli.serve.vllm_backend.packing import Oldest, Packing
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
-from aatc_cli.serve.vllm_backend.prompts import attend_prompt, pieces
-from aatc_cli.serve.vllm_backend.rows import ExactSlots, HeldRows, HeldSums
+from aatc_cli.serve.vllm_backend.prompts import attend_chunk
+from aatc_cli.serve.vllm_backend.rows import ExactSlots
+from aatc_cli.serve.vllm_backend.slots import SlotStore
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
-from aatc_cli.serve.vllm_backend.turning import Turning, taken_off
-
-
-class SlotStore(TileStore):
-    """The store of one request and layer: rows in its slot, tiles in its blocks, nothing of its own."""
-
-    def __init__(self, engine: TileEngine, layer: int, cache: Tensor, prompt: Prompt) -> None:
-        exact, window = engine.exact, engine.form.window
-        self.layer, self.window, self.batch = engine.form.layers[layer].layer, window, 1
-        self.tokens = prompt.tokens
-        mine = slice(prompt.slot, prompt.slot + 1)
-        self.exact = HeldRows(window, exact.keys[layer, mine], exact.values[layer, mine], prompt.tokens)
-        self.pages = BlockPages(cache, prompt.blocks, self.layer.held.nbytes, prompt.tiles)
-        self.received = HeldSums(window, exact.received[layer, mine, :, window.sinks :], prompt.tokens)
+from aatc_cli.serve.vllm_backend.turning import Turning
 
 
 class TileEngine:
-    """A plan's caches for the requests of one engine; ``caches``: its blocks uint8 [blocks, bytes] by layer.
+    """The caches of plan ``name`` for an engine's requests; ``caches``: its blocks uint8 [blocks, bytes] by layer.
 
     shared: whether requests go on from full blocks of others, which needs a window of as many sinks as a block has.
     """
 
-    def __init__(self, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, shared: bool) -> None:
-        self.form, self.turning, self.places = form, turning, Places(slots)
+    def __init__(
+        self, name: str, form: FusedTilesStatic, turning: Turning, scaling: float, slots: int, shared: bool
+    ) -> None:
+        self.name, self.form, self.turning, self.places = name, form, turning, Places(slots, name)
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
-        self.decoding = Decoding(form, self.exact, scaling)
+        self.decoding, self.packing = Decoding(form, self.exact, scaling), Packing(form, self.exact)
         self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
@@ -65,8 +54,7 @@ class TileEngine:
         self.pending: tuple[Full, ...] = ()
         self.order: dict[str, int] = {}
         self.caches: list[Tensor] = []
-        # who lost its blocks, with how many tokens, and how often somebody went on from those of another
-        self.preempted: list[tuple[str, int]] = []
+        # how often somebody went on from blocks of another
         self.joined = 0
 
     @property
@@ -81,9 +69,8 @@ class TileEngine:
         In that order requests were scheduled: one that goes on from another's blocks stands behind it.
         """
         self._settle()
-        held = self.places.held
-        self.preempted += [(request, held[request].tokens) for request in preempted if request in held]
-        self.places.release([*finished, *preempted])
+        self.places.take(preempted)
+        self.places.release(finished)
         self.order = {request: place for place, request in enumerate(order)}
 
     def begin(self, requests: Sequence[tuple[str, int, int]], blocks: Tensor, host: Any) -> Step:
@@ -102,7 +89,7 @@ class TileEngine:
         ids = [request for request, _, _ in requests]
         self.exact.move(self.places.arrange(ids[:decoding], ids[decoding:]))
         for request, cached, _ in requests:
-            self._recognise(request, self.places.held[request], cached)
+            self.places.recognise(request, cached, shared=self.prefixes is not None)
         self._join([(row, name) for row, name in enumerate(ids[:decoding]) if name in joining], host)
         self._make_way(ids[:decoding], host)
         rows = [self.places.held[request] for request in ids[:decoding]]
@@ -145,28 +132,12 @@ class TileEngine:
     def _attend_prompt(
         self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, prompt: Prompt, out: Tensor
     ) -> None:
-        query, keys, values = rows
         if prompt.sinks is not None and self.prefixes is not None:
             self.prefixes.adopt(layer, cache, prompt.slot, *prompt.sinks)
-        store = SlotStore(self, layer, cache, prompt)
-        plain = taken_off(keys, prompt.back)
-        step = pieces(store, query)
-        for start in range(0, query.shape[0], step):
-            part = slice(start, start + step)
-            out[part] = attend_prompt(store, query[part], (keys[part], values[part]), self.view)
-            store.append(plain[part][None], values[part].flatten(1)[None])
+        store = SlotStore(self.form, self.exact, layer, cache, prompt)
+        attend_chunk(store, rows, prompt.back, self.view, out)
         if prompt.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, prompt.full)
-
-    def _recognise(self, request: str, held: Held, cached: int) -> None:
-        """Check that the cached tokens of a request are those that were seen, or whole blocks of a shared prefix."""
-        if self.prefixes is not None and not held.tokens and cached % TILE == 0:
-            held.tokens, held.tiles = cached, max(cached // TILE - 1, 0)
-        if held.tokens != cached:
-            raise AatcError(
-                f"request {request} has {cached} cached tokens, of which {held.tokens} went through this plan",
-                "serve without KV connectors and speculative decoding",
-            )
 
     def _join(self, rows: Sequence[tuple[int, str]], host: Any) -> None:
         """Give single tokens that go on from a shared prefix its sinks."""
@@ -197,7 +168,7 @@ class TileEngine:
         held.tokens += new
         held.tiles = max(packed_tokens(held.tokens, self.form.window) // tile, packed)
         positions = torch.arange(before, held.tokens, device=device)
-        blocks = torch.from_numpy(table[self.first : self.first + held.tiles].astype("int64")).to(device)
+        blocks = on_device(table[self.first : self.first + held.tiles], device)
         back, full = self.turning.back(positions), tuple(self._filled(held, before, table))
         sinks = None
         if joins and self.prefixes is not None:
@@ -215,7 +186,7 @@ class TileEngine:
             [each.tiles for each in held] + [0] * idle,
             [each.slot for each in held] + [slots] * idle,
         ]
-        tokens, tiles, places = torch.tensor(numbers, device=self.rows.device)
+        tokens, tiles, places = on_device(numbers, self.rows.device)
         self.decoding.tokens[:slots], self.decoding.tiles[:slots] = tokens, tiles
         newest = (tokens - 1).clamp(min=0)
         for kept, found in zip((self.rows, self.sums), self.exact.places(newest, places), strict=True):
@@ -233,14 +204,7 @@ class TileEngine:
         ]
         if not full:
             return
-        device = self.rows.device
-        slots = torch.tensor([held.slot for _, held in full], device=device)
-        packed = torch.tensor([tile * held.tiles for _, held in full], device=device)
-        blocks = torch.tensor([int(host[row][self.first + held.tiles]) for row, held in full], device=device)
-        for layer, fused in enumerate(self.form.layers):
-            keys, values, received = self.exact.oldest(layer, slots, packed, tile)
-            rows: Mapping[Any, Tensor] = {"k": keys, "v": values}
-            tiles = fused.layer.encode(rows, received, 0)
-            self.caches[layer][blocks, : tiles.shape[2]] = tiles[:, 0]
+        tiles = [Oldest(held.slot, tile * held.tiles, int(host[row][self.first + held.tiles])) for row, held in full]
+        self.packing(self.caches, tiles)
         for _, held in full:
             held.tiles += 1

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
+from aatc_cli.serve.vllm_backend.lost import Lost
 
 
 @dataclass
@@ -22,14 +24,33 @@ class Held:
 
 
 class Places:
-    """Requests by their ids in ``count`` slots."""
+    """Requests by their ids in ``count`` slots; plan: whose exact rows they are, for messages."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, plan: str = "the plan") -> None:
+        self.count, self.plan, self.lost = count, plan, Lost(plan)
         self.held: dict[str, Held] = {}
 
+    def take(self, requests: Sequence[str]) -> None:
+        """Take the slots of requests that lost their blocks, which is noted."""
+        self.lost.add([(request, self.held[request].tokens) for request in requests if request in self.held])
+        self.release(requests)
+
+    def recognise(self, request: str, cached: int, *, shared: bool) -> None:
+        """Check that the cached tokens of a request are those that were seen, or whole blocks of a ``shared`` prefix.
+
+        Raises `AatcError` where they are not.
+        """
+        held = self.held[request]
+        if shared and not held.tokens and cached % TILE == 0:
+            held.tokens, held.tiles = cached, max(cached // TILE - 1, 0)
+        if held.tokens != cached:
+            raise AatcError(
+                f"request {request} has {cached} cached tokens, of which {held.tokens} went through {self.plan}",
+                "serve without KV connectors and speculative decoding",
+            )
+
     def release(self, requests: Iterable[str]) -> None:
-        """Give back the slots of requests that ended or lost their blocks; unknown ones are passed over."""
+        """Give back the slots of requests; unknown ones are passed over."""
         for request in requests:
             self.held.pop(request, None)
 
@@ -48,7 +69,7 @@ class Places:
             slot = next(free, None)
             if slot is None:
                 raise AatcError(
-                    f"{len(self.held)} requests run, and there are exact rows for {self.count}",
+                    f"{self.plan}: {len(self.held)} requests run, and there are exact rows for {self.count}",
                     "start the engine with a larger --max-num-seqs",
                 )
             moves += self._put(request, slot)

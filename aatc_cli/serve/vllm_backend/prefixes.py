@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aatc_cli.core.tiles import TILE
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
+from aatc_cli.serve.vllm_backend.numbers import on_device
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 
 # first blocks whose exact rows are kept
@@ -85,9 +86,9 @@ class Prefixes:
     def _write(self, layer: int, cache: Tensor, blocks: Sequence[Full], rows: tuple[Tensor, Tensor, Tensor]) -> None:
         given: Any = {"k": rows[0], "v": rows[1]}
         tiles = self.form.layers[layer].layer.encode(given, rows[2], 0)
-        ids = torch.tensor([each.block for each in blocks], device=cache.device)
+        ids = on_device([each.block for each in blocks], cache.device)
         cache[ids, : tiles.shape[2]] = tiles[:, 0]
 
     def _numbers(self, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        first, second = torch.tensor(pairs, device=self.keys.device).unbind(1)
+        first, second = on_device(pairs, self.keys.device).unbind(1)
         return first, second

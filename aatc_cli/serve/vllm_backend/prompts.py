@@ -7,7 +7,7 @@ elsewhere torch does, as in the fused cache.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -15,14 +15,30 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import attention_with_sums
-from aatc_cli.core.received import received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend.quick import plain_keys, received_of
 
 # queries of a chunk that torch attends with at once
 _AT_ONCE = 256
+
+
+def attend_chunk(
+    store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], view: LayerView, out: Tensor
+) -> None:
+    """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
+
+    rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
+    """
+    query, keys, values = rows
+    unturned = plain_keys(keys, back)
+    step = pieces(store, query)
+    for start in range(0, query.shape[0], step):
+        part = slice(start, start + step)
+        out[part] = attend_prompt(store, query[part], (keys[part], values[part]), view)
+        store.append(unturned[part][None], values[part].flatten(1)[None])
 
 
 def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], view: LayerView) -> Tensor:
@@ -77,7 +93,7 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
         earlier = _before(store, view, keys.dtype)
         keys, values = (torch.cat(pair) for pair in zip(earlier, fresh, strict=True))
     count, total = query.shape[0], keys.shape[0]
-    lengths = [torch.tensor([0, n], dtype=torch.int32, device=query.device) for n in (count, total)]
+    lengths = [_ends(n, query.device) for n in (count, total)]
     utils: Any = import_module("vllm.v1.attention.backends.fa_utils")
     out, normaliser = flash_attention(query)(
         q=query.contiguous(),
@@ -90,20 +106,26 @@ def _by_flash(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], vie
         softmax_scale=view.scaling,
         causal=True,
         return_softmax_lse=True,
+        # keys of one text are not shared out: prompts fill the device, and sums have one order whatever else runs
+        num_splits=1,
         fa_version=utils.get_flash_attn_version(head_size=query.shape[2]),
     )
     # packed tokens receive nothing any more, and of sinks nobody asks
     start = min(store.window.sinks + store.packed, store.tokens)
     before = store.tokens - start
-    queries = torch.nn.functional.pad(query.transpose(0, 1)[None], (0, 0, before, 0))
-    sums = torch.nn.functional.pad(normaliser.float()[None], (before, 0), value=torch.inf)
-    near, view = keys[start:].transpose(0, 1)[None], replace(view, sums=sums)
+    lags = store.layer.rule.lags(store.window.recent)
+    found = received_of(query, keys[start:], normaliser, view.scaling, lags, before)
     if store.tokens:
-        lags = store.layer.rule.lags(store.window.recent)
-        store.received.paid(store.packed, received_near(queries, near, sums, view.scaling, lags), before)
+        store.received.paid(store.packed, found, before)
     else:
-        store.watch(queries, near, view)
+        store.received.prompt(found)
     return out  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _ends(count: int, device: torch.device) -> Tensor:
+    """Where one text of ``count`` tokens begins and ends: once for all layers, since a copy waits."""
+    return torch.tensor([0, count], dtype=torch.int32, device=device)
 
 
 def _before(store: TileStore, view: LayerView, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from aatc_cli.config import Window
 from aatc_cli.runtime.fused_tiles.buffers import SlotRows, SlotSums
 from aatc_cli.runtime.kernels.keep_rows import RowKeeper
+from aatc_cli.serve.vllm_backend.numbers import on_device
 from aatc_cli.serve.vllm_backend.turning import taken_off
 
 
@@ -37,7 +38,7 @@ class ExactSlots:
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move slots (from, to), all at once."""
         if moves:
-            source, target = (torch.tensor(side, device=self.keys.device) for side in zip(*moves, strict=True))
+            source, target = on_device([*zip(*moves, strict=True)], self.keys.device)
             for buffer in (self.keys, self.values, self.received):
                 for layer in buffer:
                     layer[target] = layer[source]

@@ -22,6 +22,7 @@ from aatc_cli.serve.opening import require_version
 from aatc_cli.serve.vllm_backend.engine import TileEngine
 from aatc_cli.serve.vllm_backend.plans import Prepared, prepare_plan, static_of
 from aatc_cli.serve.vllm_backend.turning import Turning
+from aatc_cli.serve.vllm_backend.warm import warm_up
 
 VERSIONS = ("0.23.",)
 PLAN = "AATC_PLAN"
@@ -65,6 +66,19 @@ def check_engine(config: Any) -> None:
             raise AatcError(f"plans of tiles are not served with {what}", f"start the engine with {remedy}")
 
 
+def check_blocks(name: str, config: Any) -> None:
+    """Raise `AatcError` where the blocks of a configuration are too few for its longest text with plan ``name``.
+
+    One block is the engine's own. A request that needs it would give up its blocks to itself and begin again for ever.
+    """
+    blocks, longest = config.cache_config.num_gpu_blocks, config.model_config.max_model_len
+    if blocks is not None and (blocks - 1) * TILE < longest:
+        raise AatcError(
+            f"{name}: {blocks} blocks hold {max(blocks - 1, 0) * TILE:,} tokens, and one text may have {longest:,}",
+            "give a smaller --max-model-len, or more memory",
+        )
+
+
 def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEngine:
     """The caches of a plan for an engine of this configuration.
 
@@ -76,8 +90,9 @@ def engine_for(prepared: Prepared, config: Any, device: torch.device) -> TileEng
     model, slots = config.model_config, config.scheduler_config.max_num_seqs
     form = static_of(prepared, model.dtype, device)
     module: Any = attention_sites(prepared.model)[0].module
+    warm_up(form)
     turning = Turning(rotation_of(prepared.model), model.max_model_len, model.dtype, device)
-    return TileEngine(form, turning, float(module.scaling), slots, bool(shared))
+    return TileEngine(prepared.name, form, turning, float(module.scaling), slots, bool(shared))
 
 
 def open_engine(config: Any, device: torch.device) -> TileEngine:

@@ -1,11 +1,12 @@
-"""What vLLM 0.23 has no way to be told, and two of its methods are therefore wrapped for: this backend alone.
+"""What vLLM 0.23 has no way to be told, and three of its functions are therefore wrapped for: this backend alone.
 
 - `Attention.get_kv_cache_spec` decides the bytes of a block by the names of its own formats. For a layer of this
   backend it gives the plan's bytes (later versions ask the backend: `customize_spec`).
 - `GPUModelRunner._update_states` is the only place at which a worker hears which requests ended or were preempted, and
   builders of steps are told neither ids nor the runner.
+- `get_kv_cache_configs` says that one text does not fit without saying in what: the plan's name is put before it.
 
-Both call the original for every layer and model of another backend. They are installed when vLLM imports this backend,
+All call the original for every layer and model of another backend. They are installed when vLLM imports this backend,
 which it does when somebody chooses it.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import torch
 
+from aatc_cli.errors import AatcError
 from aatc_cli.serve.vllm_backend.served import known, served_of
 
 _interface: Any = import_module("vllm.v1.kv_cache_interface")
@@ -42,13 +44,16 @@ class TileSpec(_interface.FullAttentionSpec):  # type: ignore[misc]
 
 
 def install(backend: type) -> None:
-    """Wrap both methods once, for layers whose backend is ``backend``."""
+    """Wrap them once, for layers whose backend is ``backend``."""
     attention: Any = import_module("vllm.model_executor.layers.attention.attention").Attention
     runner: Any = import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
     if not hasattr(attention.get_kv_cache_spec, _MARK):
         attention.get_kv_cache_spec = _with_spec(attention.get_kv_cache_spec, backend)
     if not hasattr(runner._update_states, _MARK):
         runner._update_states = _with_states(runner._update_states)
+    core: Any = import_module("vllm.v1.engine.core")
+    if not hasattr(core.get_kv_cache_configs, _MARK):
+        core.get_kv_cache_configs = _with_name(core.get_kv_cache_configs)
 
 
 def _with_spec(original: Any, backend: type) -> Any:
@@ -74,3 +79,18 @@ def _with_states(original: Any) -> Any:
 
     setattr(_update_states, _MARK, True)
     return _update_states
+
+
+def _with_name(original: Any) -> Any:
+    def get_kv_cache_configs(vllm_config: Any, *others: Any, **named: Any) -> Any:
+        served = known(vllm_config)
+        if served is None:
+            return original(vllm_config, *others, **named)
+        try:
+            return original(vllm_config, *others, **named)
+        except ValueError as error:
+            hint = "give a smaller --max-model-len, or more memory"
+            raise AatcError(f"{served.engine.name}: {error}", hint) from error
+
+    setattr(get_kv_cache_configs, _MARK, True)
+    return get_kv_cache_configs

@@ -12,6 +12,7 @@ from aatc_cli.core import SIDES
 from aatc_cli.core.attend import attention_with_sums
 from aatc_cli.core.received import received_by_head, received_near
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
+from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.kernels.launch import fused_available
@@ -37,11 +38,9 @@ def test_codes_are_those_of_torch(heads: int, dim: int, bits: float) -> None:
         for side in SIDES
     }
     received = torch.rand(2, RULE.orders(heads), 2048, device=device, generator=generator)
-    expected, found = (held.unpack(layer.encode(rows, received, 0)) for layer in layers)
-    assert torch.equal(expected[1], found[1])
-    off = [(expected[0][side] != found[0][side]).unflatten(-1, (heads, dim)).any(-1) for side in SIDES]
-    # two scales of a token of a head may be equally good in float32: some in a million tokens
-    assert int(torch.stack(off).sum()) <= 3
+    count, apart = undecided(held, rows, *(layer.encode(rows, received, 0) for layer in layers))
+    print(f"{count} of {4 * 2048 * heads} tokens of a head and side differ, by {apart:.3g} of what roundings move")
+    assert apart <= 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
