@@ -108,7 +108,7 @@ class SidePacking:
         # one quantizer for all of a class's tokens: tables are made once
         self.quantizers = [codec.of_class(k) for k in range(rule.classes)]
         self.classes: list[list[Part]] = []
-        by_group = codec.bits.cpu().unflatten(1, (codec.codec.groups, self.size))
+        by_group = torch.unflatten(codec.bits.cpu(), 1, (codec.codec.groups, self.size))
         coded = [[group for group, widths in enumerate(row) if bool(widths.any())] for row in by_group]
         wanted = [(by_group[k, group], bits) for k, row in enumerate(coded) for group in row for bits in (2, 1)]
         digits, start = iter(_digits_of(wanted, codec.bits.device)), 0
@@ -229,7 +229,7 @@ def _digits_of(wanted: Sequence[tuple[Tensor, int]], device: torch.device) -> li
             places += [(channel, odd + 2 * step if bits == 2 else 0) for step in range(count)]
         found.append(places)
     whole = torch.tensor([place for places in found for place in places], dtype=torch.int64).view(-1, 2).to(device)
-    tables = whole.split([len(places) for places in found])
+    tables = torch.split(whole, [len(places) for places in found])
     return [Digits(bits, table[:, 0], table[:, 1]) for (_, bits), table in zip(wanted, tables, strict=True)]
 
 
