@@ -171,14 +171,15 @@ def ruler(given: argparse.Namespace) -> None:
         )
 
 
-def own(given: argparse.Namespace) -> None:
+def own(given: argparse.Namespace, jobs=None) -> None:
     """The same prompts by the fused cache of the same plan without the server."""
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.evals.answers.asking import Asker
-    from aatc_cli.models.loading import find_model, load_model
+    from aatc_cli.models.loading import find_model, load_model, load_tokenizer
     from aatc_cli.runtime.attach import prepare
 
-    jobs, tokenizer = ruler_jobs(given)
+    tokenizer = load_tokenizer(find_model(given.model))
+    jobs = jobs or ruler_jobs(given)[0]
     model = load_model(find_model(given.model), device="cuda", dtype=given.dtype)
     session = prepare(model, Plan.open(Path(given.plan)), "fused")
     options = types.SimpleNamespace(batch=16, device="cuda")
