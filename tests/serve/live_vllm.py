@@ -585,8 +585,14 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
-    work = {"compiled": compiled, "correct": correct, "control": control, "shared": shared, "bench": bench}
-    work["ruler"] = ruler
+    work = {
+        "compiled": compiled,
+        "correct": correct,
+        "control": control,
+        "shared": shared,
+        "ruler": ruler,
+        "bench": bench,
+    }
     work[given.what](given)
 
 
