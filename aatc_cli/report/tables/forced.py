@@ -86,7 +86,7 @@ def _tables(view: StudyView, asked: _Asked) -> list[Table]:
 def _whole(asked: _Asked, row: str, subtask: str) -> bool:
     """Whether a row has as many samples of a subtask as fp16."""
     found = asked.found[row].get(subtask)
-    return found is not None and found.samples == asked.base[subtask].samples
+    return found is not None and found.samples >= asked.base[subtask].samples
 
 
 def _rate(row: StudyRow) -> float:
@@ -106,14 +106,21 @@ def _score_cells(row: StudyRow, asked: _Asked, subtasks: list[str], shared: list
         if name not in mine:
             cells.append(MISSING)
             continue
-        gap = None if row.budget is None else gap_of(mine[name].scores, asked.base[name].scores)
-        fewer = None if _whole(asked, row.name, name) else mine[name].samples
-        cells.append(_points(mine[name].score, gap, fewer))
+        ours, theirs = mine[name].scores or [], asked.base[name].scores or []
+        # a method that went on longer than fp16 is shown on what both were asked
+        count = min(len(ours), len(theirs))
+        gap = None if row.budget is None else gap_of(ours, theirs)
+        cells.append(_points(fmean(ours[:count]), gap, None if count == len(theirs) else count))
     if not shared:
         return cells
     gaps = [gap_of(mine[name].scores, asked.base[name].scores) for name in shared]
     whole = None if row.budget is None else mean_gap([gap for gap in gaps if gap is not None])
-    return [*cells, _points(fmean(mine[name].score for name in shared), whole)]
+    return [*cells, _points(fmean(_common(mine[name], asked.base[name]) for name in shared), whole)]
+
+
+def _common(row: BenchmarkRow, base: BenchmarkRow) -> float:
+    """Mean score of a row over the samples that fp16 has."""
+    return fmean((row.scores or [])[: base.samples])
 
 
 def _nats_cells(mine: dict[str, BenchmarkRow], base: dict[str, BenchmarkRow], subtasks: list[str]) -> list[str]:
