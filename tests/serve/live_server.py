@@ -58,14 +58,13 @@ def main() -> None:
     parser.add_argument("--plan", required=True)
     parser.add_argument("--memory", default="0.1")
     parser.add_argument("--wait", type=float, default=150)
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--length", type=int, default=4160)
     parser.add_argument("--ruler", type=int, default=0, help="prompts of each subtask of RULER at 4096 tokens")
     parser.add_argument("--prompts", help="a file of those prompts, which is written if it is not there")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no further subtask is begun")
     given = parser.parse_args()
     more = ("--port=8765", "--host=127.0.0.1", f"--gpu-memory-utilization={given.memory}", "--served-model-name=it")
-    more += ("--kv-cache-memory-bytes=1073741824", f"--dtype={given.dtype}")
+    more += ("--kv-cache-memory-bytes=1073741824",)
     length = str(given.length)
     command = ["serve", "--plan", given.plan, "--model", given.model, "--max-model-len", length, "--max-num-seqs", "16"]
     command += [f"--vllm={argument}" for argument in more]
@@ -171,15 +170,16 @@ def ruler(given: argparse.Namespace) -> None:
         )
 
 
-def own(given: argparse.Namespace) -> None:
+def own(given: argparse.Namespace, jobs=None) -> None:
     """The same prompts by the fused cache of the same plan without the server."""
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.evals.answers.asking import Asker
-    from aatc_cli.models.loading import find_model, load_model
+    from aatc_cli.models.loading import find_model, load_model, load_tokenizer
     from aatc_cli.runtime.attach import prepare
 
-    jobs, tokenizer = ruler_jobs(given)
-    model = load_model(find_model(given.model), device="cuda", dtype=given.dtype)
+    tokenizer = load_tokenizer(find_model(given.model))
+    jobs = jobs or ruler_jobs(given)[0]
+    model = load_model(find_model(given.model), device="cuda", dtype="float32")
     session = prepare(model, Plan.open(Path(given.plan)), "fused")
     options = types.SimpleNamespace(batch=16, device="cuda")
     opened: Any = types.SimpleNamespace(model=lambda: model, tokenizer=tokenizer, options=options)

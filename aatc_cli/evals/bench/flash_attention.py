@@ -76,9 +76,11 @@ def loaded(path: Path) -> Any:
     return found
 
 
-def attention_of(forward: Callable[..., Any], batch: int, context: int, device: torch.device) -> Attention:
-    """Attention of one query a sequence by ``forward``, over caches [B, H, N, D] that lie as [B, N, H, D]."""
-    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+def attention_of(forward: Callable[..., Any], lengths: Tensor) -> Attention:
+    """Attention of one query a sequence by ``forward``, over caches [B, H, N, D] that lie as [B, N, H, D].
+
+    lengths int32 [B]: tokens of each sequence that are there.
+    """
 
     def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         given = _DEFAULTS | {"seqused_k": lengths, "softmax_scale": query.shape[-1] ** -0.5}
@@ -95,7 +97,7 @@ def library_timing(
     """Times of the library's kernel; raises `AatcError` where it, the device or the geometry do not fit together."""
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise AatcError("FlashAttention-3 is for GPUs of compute capability 9.0", "leave out --flash-attention")
-    attend = attention_of(loaded(path), batch, context, device)
+    attend = attention_of(loaded(path), torch.full((batch,), context, dtype=torch.int32, device=device))
     try:
         timing, error = peer_timing(BACKEND, attend, geometry, batch, context, repeats, device, graph_seconds)
     except RuntimeError as problem:

@@ -13,6 +13,8 @@ from aatc_cli.console import progress, say
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.findings import Findings, compare_attention
 from aatc_cli.evals.bench.ours import fused_attention, packed_attention, tile_attention
+from aatc_cli.evals.bench.prompts import compare_prompts
+from aatc_cli.evals.bench.ragged import compare_ragged
 from aatc_cli.evals.bench.rates import device_rates
 from aatc_cli.evals.bench.rows import Size, recorded
 from aatc_cli.evals.bench.steps import compare_steps
@@ -27,13 +29,16 @@ class Form:
     """What is timed: the fused cache, or with ``groups`` the packed one with as many head groups on each side.
 
     tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too; library: FlashAttention-3
-    that is timed beside the others.
+    that is timed beside the others; ragged, prompts: tiles of sequences of different lengths, or what a prompt takes,
+    instead of decode attention.
     """
 
     whole: bool = False
     groups: int | None = None
     tiles: bool = False
     library: Path | None = None
+    ragged: bool = False
+    prompts: bool = False
 
 
 def measure_geometry(
@@ -47,9 +52,16 @@ def measure_geometry(
     groups, whole = form.groups, form.whole
     _check_device(options.device, form)
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
-    found, rates = Findings(), device_rates(device) if groups is None else None
+    alike = form.ragged or form.prompts
+    found, rates = Findings(), device_rates(device) if groups is None and not alike else None
     with progress("eval speed", len(sizes) + whole) as ticker:
-        for size in sizes:
+        if form.prompts:
+            compare_prompts(found, profile, bits, sizes, repeats, device)
+        for size in sizes if not form.prompts else []:
+            if form.ragged:
+                compare_ragged(found, geometry, bits, size, repeats, device, form.library)
+                ticker.advance()
+                continue
             if form.tiles:
                 ours = tile_attention(geometry, bits, size, repeats, device)
             elif groups is None:

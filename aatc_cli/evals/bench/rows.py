@@ -11,7 +11,9 @@ from aatc_cli.evals.bench.roofline import DeviceRates, Roofline
 from aatc_cli.evals.speed.result import SpeedRates, SpeedRow
 
 Size = tuple[int, int]
-Part = Literal["attention", "decode"]
+# parts that are bound by the bytes of a cache
+_READS = ("attention", "ragged")
+Part = Literal["attention", "ragged", "packing", "decode"]
 
 
 def recorded(rates: DeviceRates | None) -> SpeedRates | None:
@@ -32,7 +34,7 @@ def speed_rows(
         return []
     best = median(fastest.seconds)
     rows = []
-    alone = part == "attention"
+    alone = part != "decode"
     for timing in [*references, *others]:
         middle, low, high = median(timing.seconds), min(timing.seconds), max(timing.seconds)
         mine = roof if others and timing is others[-1] else None
@@ -50,7 +52,7 @@ def speed_rows(
                 ratio_high=high / best,
                 bytes_moved=timing.bytes_moved,
                 gigabytes_per_second=timing.bytes_moved / middle / 1e9 if alone else None,
-                bound_milliseconds=1e3 * timing.bytes_moved / fastest.bytes_moved * best if alone else None,
+                bound_milliseconds=1e3 * timing.bytes_moved / fastest.bytes_moved * best if part in _READS else None,
                 roof_bytes_milliseconds=1e3 * mine.bytes if mine else None,
                 roof_unpack_milliseconds=1e3 * mine.unpack if mine else None,
                 roof_keys_milliseconds=1e3 * mine.keys if mine else None,

@@ -34,6 +34,8 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     of_profile = {
         "--whole-model": settings.whole_model,
         "--tiles": settings.tiles,
+        "--ragged": settings.ragged,
+        "--prompts": settings.prompts,
         "--flash-attention": settings.flash_attention is not None,
         "--groups": settings.groups != "heads",
     }
@@ -62,6 +64,7 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         raise UsageError("whole decode steps are timed with the fused cache", "leave out --groups or --whole-model")
     if settings.tiles and groups is not None:
         raise UsageError("fused tiles have a head group for every head", "leave out --groups or --tiles")
+    _check_alone(settings)
     kind = "fused" if groups is None else "packed"
     if call.options.cache not in ("auto", kind):
         raise UsageError(f"this is the speed of the {kind} cache, not of {call.options.cache}", "see --groups")
@@ -76,6 +79,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         "whole_model": settings.whole_model,
         "groups": groups,
         "tiles": settings.tiles,
+        **({"ragged": True} if settings.ragged else {}),
+        **({"prompts": True} if settings.prompts else {}),
         "flash_attention": _library(settings.flash_attention),
         **_place(call.options),
     }
@@ -83,13 +88,28 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
     sizes = [(context, batch) for context in settings.geometry_contexts for batch in settings.batch]
     profile, options, repeats = call.profile, call.options, settings.repeats
-    form = Form(settings.whole_model, groups, settings.tiles, settings.flash_attention)
+    form = Form(
+        settings.whole_model, groups, settings.tiles, settings.flash_attention, settings.ragged, settings.prompts
+    )
 
     def measured() -> Result:
         timed = measure_geometry(profile, call.budgets[0], sizes, repeats, options, form)
         return timed.model_copy(update={"protocol": protocol, "cache": kind})
 
     return [kept(call.run.evals, draft, f"speed of {profile.name}", force=options.force, measured=measured)]
+
+
+def _check_alone(settings: Settings) -> None:
+    """Raise `UsageError` for ragged sequences or prompts beside what they are timed instead of."""
+    given = [name for name in ("ragged", "prompts", "whole_model") if getattr(settings, name)]
+    if settings.ragged or settings.prompts:
+        if not settings.tiles:
+            raise UsageError(f"--{given[0]} is of fused tiles", "add --tiles")
+        if len(given) > 1:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{names} are timed one at a time", "leave out all but one")
+    if settings.prompts and settings.flash_attention is not None:
+        raise UsageError("no FlashAttention-3 is timed beside a prompt", "leave out --flash-attention")
 
 
 def _library(path: Path | None) -> str | None:

@@ -12,7 +12,7 @@ from aatc_cli.config import Settings
 # name of the cache that all others are compared with: the model's own
 REFERENCE = "uncompressed"
 
-Part = Literal["prefill", "decode", "attention", "collect", "whiten"]
+Part = Literal["prefill", "decode", "attention", "ragged", "packing", "collect", "whiten"]
 
 
 class SpeedRow(Settings):
@@ -23,7 +23,8 @@ class SpeedRow(Settings):
 
     part: Part
     context: int = Field(
-        description="tokens in the cache, at the end of a prefill or the start of decoding; of a window that is "
+        description="tokens in the cache, at the end of a prefill or the start of decoding; of the longest of ragged "
+        "sequences, the shortest of which has a 64th; packed of each sequence; of a window that is "
         "collected; sampled rows of Stats that are whitened"
     )
     batch: int = Field(description="sequences; layers that are whitened")
@@ -36,8 +37,12 @@ class SpeedRow(Settings):
     ratio: float
     ratio_low: float
     ratio_high: float
-    bytes_moved: int | None = Field(None, description="cache bytes that one decoded token reads, of all sequences")
-    gigabytes_per_second: float | None = Field(None, description="bytes_moved over the median time; of attention alone")
+    bytes_moved: int | None = Field(
+        None, description="cache bytes that one decoded token reads, of all sequences; bfloat16 bytes that are packed"
+    )
+    gigabytes_per_second: float | None = Field(
+        None, description="bytes_moved over the median time; of attention or packing alone"
+    )
     bound_milliseconds: float | None = Field(None, description="bytes_moved at the rate the reference reads")
     roof_bytes_milliseconds: float | None = Field(
         None, description="bytes_moved at the rate the device reads; this and the next two of fused attention alone"

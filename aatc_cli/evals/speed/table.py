@@ -23,7 +23,7 @@ def speed_columns(results: Sequence[Result]) -> Columns:
     Where the first result is of a CPU, ratios alone, and no row of the reference.
     """
     columns = ["plan", "part", "context", "batch", "computed by", "time / own cache", "repeats"]
-    timed = ["milliseconds", "its bytes at the rate of the reference, ms", "roof: bytes, ms", "unpacking, ms"]
+    timed = ["milliseconds", "GB / s", "its bytes at the rate of the reference, ms", "roof: bytes, ms", "unpacking, ms"]
     timed += ["keys, ms", "tokens / s"]
     rows = []
     for result in results:
@@ -44,6 +44,7 @@ def speed_columns(results: Sequence[Result]) -> Columns:
                     f"{row.ratio:.3g}",
                     f"{row.ratio_low:.3g} .. {row.ratio_high:.3g}",
                     f"{row.milliseconds:.4g} ({row.milliseconds_low:.4g} .. {row.milliseconds_high:.4g})",
+                    f"{row.gigabytes_per_second:.4g}" if row.part == "packing" and row.gigabytes_per_second else "",
                     *("" if bound is None else f"{bound:.4g}" for bound in bounds),
                     f"{1e3 * row.batch / row.milliseconds:,.0f}" if row.part == "decode" else "",
                 ]

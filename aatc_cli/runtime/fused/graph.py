@@ -10,6 +10,7 @@ from torch import Tensor
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.errors import AatcError
 from aatc_cli.models.compressed import HostedCache
+from aatc_cli.runtime.captured import CapturedStep
 from aatc_cli.runtime.fused.shared import FusedShared
 from aatc_cli.runtime.fused.store import FusedStore
 from aatc_cli.runtime.state import CompressedState
@@ -24,25 +25,29 @@ class GraphDecoder:
 
     def __init__(self, model: Any, cache: HostedCache, keyword: str, first: Tensor) -> None:
         self.state, self.stores, self.shared = captured_parts(cache.state)
-        self.model, self.kwargs = model, {keyword: cache, "use_cache": True, "logits_to_keep": 1}
+        kwargs = {keyword: cache, "use_cache": True, "logits_to_keep": 1}
         if self.stores[0].room is None:
             raise AatcError("a cache that grows cannot be captured", "make it by session.new_cache(room=TOKENS)")
-        self.tokens = first[:, None].clone()
+        tokens = first[:, None].clone()
         [group] = self.state.groups
         # the prompt has moved nothing on the device yet: every captured step goes on from here
         self.shared.turn(group.offset)
         self.shared.move(self.stores[0].tokens, self.stores[0].packed)
-        self.positions = torch.full_like(self.tokens, group.offset + group.length)
-        self.logits: Tensor | None = None
+        self.decoding = CapturedStep(model, kwargs, tokens, torch.full_like(tokens, group.offset + group.length))
         self._capture()
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of the latest step, [B, V]."""
+        return self.decoding.logits
 
     def step(self) -> Tensor:
         """Feed the current tokens and choose the next, [B]; they are the graph's own buffer, fed by the next step."""
         for store in self.stores:
             store.reserve(store.tokens + 1)
-        self.graph.replay()
+        self.decoding.run()
         advance(self.state)
-        return self.tokens[:, 0]
+        return self.decoding.tokens[:, 0]
 
     def _capture(self) -> None:
         saved, room = self._save(), self.stores[0].room
@@ -51,26 +56,11 @@ class GraphDecoder:
             store.room = None
             store.reserve(store.tokens + 3)
         self.state.steady = True
-        side = torch.cuda.Stream(self.tokens.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(2):
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
-        self._load(saved)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
-            self._run()
+        self.decoding.capture(lambda: self._load(saved))
         self._load(saved)
         self.state.steady = False
         for store in self.stores:
             store.room = room
-
-    def _run(self) -> None:
-        found: Tensor = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
-        self.logits = found
-        self.tokens.copy_(found.argmax(-1, keepdim=True))
-        self.positions += 1
 
     def _save(self) -> tuple[int, int, list[Tensor]]:
         return self.state.columns, self.stores[0].packed, [tensor.clone() for tensor in self._changed()]
@@ -89,7 +79,7 @@ class GraphDecoder:
     def _changed(self) -> list[Tensor]:
         """What a step writes and must not have written before the first real one: counters, angles, exact rows."""
         shared = self.shared
-        counters = [self.tokens, self.positions, shared.tokens, shared.tiles, shared.slot_angles]
+        counters = [self.decoding.tokens, self.decoding.positions, shared.tokens, shared.tiles, shared.slot_angles]
         return [*counters, *(store.keys for store in self.stores), *(store.values for store in self.stores)]
 
 

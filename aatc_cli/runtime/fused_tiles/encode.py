@@ -1,7 +1,7 @@
 """Packing of a layer's tiles by a kernel where it is compiled: tables of its codecs, and latents by torch before it.
 
-Codes are those of `core.tile_codec` in float32, and the same latents are given to either; a sum over the channels of a
-head goes in another order, so a token may find another scale where two are equally good to the last bits of float32.
+Codes are those of `core.tile_codec` in float32, and the same latents are given to either, but sums go in another order:
+where roundings decide, a token may find another scale (`evals.bench.undecided` tells such tokens from wrong ones).
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class EncodeTables:
     @classmethod
     def of(cls, tiles: RecordTiles) -> EncodeTables:
         """Of the codecs whose codes ``tiles`` packs, on their device."""
-        rule, codecs = tiles.rule, {side: tiles.sides[side].codec for side in SIDES}
-        device = codecs["k"].codec.encode.device
+        device = tiles.sides["k"].codec.codec.encode.device
+        # thousands of small steps and copies, each of which costs a GPU more than it costs the host
+        host = _on_host(tiles)
+        rule, codecs = tiles.rule, {side: host.sides[side].codec for side in SIDES}
         cells = _Cells()
         shape = (tiles.heads, rule.classes, len(SIDES))
         channels = torch.zeros(*shape, tiles.size, _WORDS, dtype=torch.int32)
@@ -69,7 +71,7 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        sources = Sources.of(tiles)
+        sources = Sources.of(host)
         edges, before = cells.tensors()
         return cls(
             rule.class_of_rank(device)[::ROWS].to(torch.int32),
@@ -79,9 +81,9 @@ class EncodeTables:
             before.to(device),
             _scale_codes(device),
             scale_grid(device).to(torch.float32),
-            sources.entries,
-            sources.places,
-            sources.counts,
+            sources.entries.to(device),
+            sources.places.to(device),
+            sources.counts.to(device),
             rule.classes,
             tiles.nbytes,
         )
@@ -132,6 +134,11 @@ class FusedTileLayer(TileLayer):
     @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
+
+
+def _on_host(tiles: RecordTiles) -> RecordTiles:
+    """The same records of codecs on the CPU."""
+    return RecordTiles({side: tiles.sides[side].codec.to("cpu") for side in SIDES}, tiles.rule, tiles.heads)
 
 
 class _Cells:
@@ -186,7 +193,7 @@ def _cells_a_unit(edges: Tensor) -> float:
 
 def _channels(codec: TileCodec, k: int, heads: int, cells: _Cells) -> list[Tensor]:
     """Of every head what the kernel knows of the channels that class k codes: int32 [n, 8], by rising width."""
-    made = codec.of_class(k).to("cpu")
+    made = codec.of_class(k)
     like = torch.ones(1)
     weight = torch.ones_like(made.variance) if made.weight is None else made.weight
     price, spread = weight * made.variance.sqrt().square(), made.variance.sqrt()

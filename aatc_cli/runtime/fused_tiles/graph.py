@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aatc_cli.errors import AatcError
 from aatc_cli.models.compressed import HostedCache
+from aatc_cli.runtime.captured import CapturedStep
 from aatc_cli.runtime.fused_tiles.store import FusedTileStore
 from aatc_cli.runtime.state import CompressedState
 
@@ -26,23 +27,27 @@ class TileGraphDecoder:
 
     def __init__(self, model: Any, cache: HostedCache, keyword: str, first: Tensor) -> None:
         self.state, self.stores = _parts(cache.state)
-        self.model, self.kwargs = model, {keyword: cache, "use_cache": True, "logits_to_keep": 1}
+        kwargs = {keyword: cache, "use_cache": True, "logits_to_keep": 1}
         self.shared, [group] = self.stores[0].shared, self.state.groups
-        self.tokens = first[:, None].clone()
-        self.positions = torch.full_like(self.tokens, group.offset + group.length)
-        self.logits: Tensor | None = None
+        tokens = first[:, None].clone()
+        self.decoding = CapturedStep(model, kwargs, tokens, torch.full_like(tokens, group.offset + group.length))
         store = self.stores[0]
         self.shared.move(store.tokens, store.pages.count, store.pages.capacity, group.offset)
         self._capture()
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of the latest step, [B, V]."""
+        return self.decoding.logits
 
     def step(self) -> Tensor:
         """Feed the current tokens and choose the next, [B]; they are the graph's own buffer, fed by the next step."""
         self._make_way()
         for store in self.stores:
             store.check_room(store.tokens + 1)
-        self.graph.replay()
+        self.decoding.run()
         self._count(1)
-        return self.tokens[:, 0]
+        return self.decoding.tokens[:, 0]
 
     def _make_way(self) -> None:
         """Pack what the next token would be written over."""
@@ -64,31 +69,17 @@ class TileGraphDecoder:
         saved = [tensor.clone() for tensor in self._changed()]
         tokens = self.stores[0].tokens
         self.state.steady = self.shared.steady = True
-        side = torch.cuda.Stream(self.tokens.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(2):
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
-            self._run()
+        self.decoding.capture()
         self.state.steady = self.shared.steady = False
         self._count(tokens - self.stores[0].tokens)
         for tensor, before in zip(self._changed(), saved, strict=True):
             tensor.copy_(before)
 
-    def _run(self) -> None:
-        found: Tensor = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
-        self.logits = found
-        self.tokens.copy_(found.argmax(-1, keepdim=True))
-        self.positions += 1
-
     def _changed(self) -> list[Tensor]:
         """What a step writes and must not have written before the first real one."""
         rows = [tensor for store in self.stores for tensor in (store.exact.keys, store.exact.values)]
         sums = [store.received.held for store in self.stores]
-        return [self.tokens, self.positions, self.shared.tokens, *rows, *sums]
+        return [self.decoding.tokens, self.decoding.positions, self.shared.tokens, *rows, *sums]
 
 
 def _parts(state: Any) -> tuple[CompressedState, list[FusedTileStore]]:

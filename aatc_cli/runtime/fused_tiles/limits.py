@@ -27,10 +27,19 @@ def check_sites(sites: Sequence[AttentionSite], group: int, dim: int, window: Wi
     if window.sinks > 64:
         raise AatcError(f"the kernel of tiles has at most 64 sinks, this window {window.sinks}", _OTHER)
     for site in sites:
-        if site.sliding_window or site.sinks is not None or site.softcap is not None:
-            raise AatcError(f"{site.name} has a sliding window, sinks or capped scores", _OTHER)
+        if problem := _missing(site):
+            raise AatcError(f"{site.name} {problem}, which the kernel of tiles does not have", _OTHER)
         if site.rope == "none" or site.rope != sites[0].rope:
             raise AatcError(f"{site.name} does not rotate its keys as fused tiles do", _OTHER)
+
+
+def _missing(site: AttentionSite) -> str | None:
+    """What of an attention the kernel does not have, for people."""
+    if site.sliding_window:
+        return "has a sliding window"
+    if site.sinks is not None:
+        return "has attention sinks of its own"
+    return "caps its scores" if site.softcap is not None else None
 
 
 def require_even(codecs: Mapping[Side, TileCodec]) -> None:
@@ -44,8 +53,16 @@ def require_even(codecs: Mapping[Side, TileCodec]) -> None:
 
 def check_device(device: torch.device) -> None:
     """Raise `AatcError` for a GPU that the kernel does not run on; on a CPU torch reads the same records."""
-    if device.type == "cuda" and not (fused_available() and on_hopper(device)):
-        raise AatcError("fused tiles need a GPU of compute capability 9.0 and CuPy", _OTHER)
+    if device.type != "cuda":
+        return
+    if not on_hopper(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise AatcError(
+            f"fused tiles need a GPU of compute capability 9.0, and this one has {major}.{minor}",
+            f"{_OTHER}, or plan with loss-aware-fused, whose kernels run from compute capability 8.0 on",
+        )
+    if not fused_available():
+        raise AatcError("fused tiles need CuPy on a GPU", f"pip install 'aatc[cuda]', or {_OTHER}")
 
 
 def rotation_of(model: nn.Module, dim: int, style: RopeStyle) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.models.compressed import HostedCache
 from aatc_cli.runtime.batch import Group
+from aatc_cli.runtime.captured import CapturedStep
 from aatc_cli.runtime.fused_tiles.buffers import SlotRows, SlotSums
 from aatc_cli.runtime.fused_tiles.form import FusedTilesForm
 from aatc_cli.runtime.fused_tiles.pool import SharedPages, TilePool
@@ -77,16 +78,21 @@ class RaggedDecoder:
             store.pages = SharedPages(data, self.shared.pages)
             # no prompt comes through this step, whatever has been fed
             store.tokens = self.form.window.sinks + 1
-        self.room, self.window, self.model = room, window, session.model
+        self.room, self.window = room, window
         self.lengths = [0] * rows
         self.tiles: list[list[int]] = [[] for _ in range(rows)]
         self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.positions = torch.full_like(self.tokens, window.sinks)
-        self.logits: Tensor | None = None
-        self.kwargs = {session.keyword: _cache(session, self.stores, rows), "use_cache": True, "logits_to_keep": 1}
-        self.graph: Any = None
+        kwargs = {session.keyword: _cache(session, self.stores, rows), "use_cache": True, "logits_to_keep": 1}
+        alive = self.shared.alive[:, None]
+        self.decoding = CapturedStep(session.model, kwargs, self.tokens, self.positions, alive)
         if device.type == "cuda":
-            self._capture()
+            self.decoding.capture()
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of the latest step, [b, V]."""
+        return self.decoding.logits
 
     @property
     def free(self) -> list[int]:
@@ -126,11 +132,7 @@ class RaggedDecoder:
         if longest := [row for row in live if self.lengths[row] >= self.room]:
             raise AatcError(f"row {longest[0]} has {self.room} tokens, all there is room for", "end it")
         self._make_way(live)
-        if self.graph is None:
-            with torch.no_grad():
-                self._run()
-        else:
-            self.graph.replay()
+        self.decoding.run()
         for row in live:
             self.lengths[row] += 1
         return self.tokens[:, 0]
@@ -179,23 +181,6 @@ class RaggedDecoder:
         self.shared.tiles[index] += 1
         for row, page in zip(rows, pages, strict=True):
             self.tiles[row].append(page)
-
-    def _run(self) -> None:
-        found: Tensor = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
-        self.logits = found
-        self.tokens.copy_(found.argmax(-1, keepdim=True))
-        self.positions += self.shared.alive[:, None]
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream(self.tokens.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(2):
-                self._run()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
-            self._run()
 
 
 def has_shared_step(session: Session) -> bool:

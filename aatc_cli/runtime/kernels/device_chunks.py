@@ -19,10 +19,13 @@ tl: Any = import_module("triton.language")
 
 
 @triton.jit
-def _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles):
-    """Where tiles [ROWS] of a layer begin."""
+def _rows_of(p_data, p_chunk, p_layer, p_nbytes, i_rows, i_layer, tiles, every, Q: tl.constexpr, ROWS: tl.constexpr):
+    """What a program of ROWS tokens of a class reads: which are there, their tile, their number, where tiles begin."""
+    place = i_rows * ROWS + tl.arange(0, ROWS)
+    live = place // Q < every
+    tile = tl.where(live, place // Q, 0)
     p_tile = p_data + tl.load(p_chunk + tile // tiles) + tl.load(p_layer + i_layer)
-    return p_tile + (tile % tiles).to(tl.int64) * tl.load(p_nbytes + i_layer)
+    return live, tile, place % Q, p_tile + (tile % tiles).to(tl.int64) * tl.load(p_nbytes + i_layer)
 
 
 @triton.jit
@@ -186,14 +189,11 @@ def decode_kernel(
     i_rows, i_head, i_layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_group = i_head // HEADS
     i_part = (i_layer * groups + i_group).to(tl.int64)
-    place = i_rows * ROWS + tl.arange(0, ROWS)
-    live = place // Q < every
-    tile = tl.where(live, place // Q, 0)
-    row = place % Q
-    p_tile = _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles)
+    live, tile, row, p_tile = _rows_of(p_data, p_chunk, p_layer, p_nbytes, i_rows, i_layer, tiles, every, Q, ROWS)
     b_token = row
     if CLASS_BITS > 0:
         b_token = _tokens_of(p_tile + i_group * class_stride if BY_GROUP else p_tile, row, K, CLASS_BITS)
+    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
     b_low, b_high = tl.zeros([ROWS, H], tl.float32), tl.zeros([ROWS, H], tl.float32)
     pair = tl.arange(0, H)
     blocks = tl.cdiv(tl.load(p_slots + i_part * (E // 32 + 1) + E // 32), KB // 32)
@@ -204,7 +204,6 @@ def decode_kernel(
         i_matrix = ((i_part * E + column) * HEADS + i_head % HEADS)[:, None] * (2 * H) + pair[None, :]
         b_low = tl.dot(b_level, tl.load(p_matrix + i_matrix), b_low)
         b_high = tl.dot(b_level, tl.load(p_matrix + i_matrix + H), b_high)
-    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
     b_place = tile.to(tl.int64) * 64 + b_token
     i_out = (i_layer.to(tl.int64) * tokens + b_place) * (groups * HEADS * D) + i_head * D
     _store_turned(
@@ -266,21 +265,17 @@ def unpack_kernel(
     i_rows, i_group = tl.program_id(0), tl.program_id(1)
     i_layer = tl.program_id(2) + first
     i_part = (i_layer * groups + i_group).to(tl.int64)
-    place = i_rows * ROWS + tl.arange(0, ROWS)
-    live = place // Q < every
-    tile = tl.where(live, place // Q, 0)
-    row = place % Q
-    p_tile = _tile_of(p_data, p_chunk, p_layer, p_nbytes, i_layer, tile, tiles)
+    live, tile, row, p_tile = _rows_of(p_data, p_chunk, p_layer, p_nbytes, i_rows, i_layer, tiles, every, Q, ROWS)
     b_token = row
     if CLASS_BITS > 0:
         b_token = _tokens_of(p_tile + i_group * class_stride if BY_GROUP else p_tile, row, K, CLASS_BITS)
+    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
     i_row = (tl.program_id(2) * groups + i_group).to(tl.int64) * tokens + tile.to(tl.int64) * 64 + b_token
     for block in range(E // KB):
         slots = _slots_of(p_slots, i_part, block, E, KB)
         column = block * KB + tl.arange(0, KB)
         b_level = _levels_of(p_tile, p_slot_at, p_slot_how, p_level_at, p_levels, row, column, i_part, slots, E)
         tl.store(p_latent + i_row[:, None] * E + column[None, :], b_level, mask=live[:, None])
-    b_scale = _scales_of(p_tile, p_scales, tl.load(p_scale_at + i_part), row, SCALE_BITS) * tl.load(p_unit + i_part)
     tl.store(p_alpha + i_row, b_scale, mask=live)
 
 

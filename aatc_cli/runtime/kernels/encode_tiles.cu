@@ -6,7 +6,8 @@
 // a tile holds them is a matter of the table alone.
 //
 // Nearest levels are found by cells: cell round(z * power of two) has at most one threshold, and `first` of its level
-// below that is known. Codes are those of the float32 twin; what differs is the order of two sums over channels.
+// below that is known. Where all levels are even, scales are tried in steps of the levels, by rounding downwards. Codes
+// are those of the float32 twin, but for the order of sums and of products in what a scale is chosen by.
 #include "device.cuh"
 extern __shared__ __align__(128) u8 smem[];
 
@@ -16,6 +17,8 @@ extern __shared__ __align__(128) u8 smem[];
 #define TINY 1.175494351e-38f
 // what is added to a number to have it rounded in the last bits of a float32
 #define WHOLE 8388608.0f
+// the same where what is added to may be below zero
+#define MIDDLE 12582912.0f
 
 // facts of the channels that a class of a head codes, [8][E]: neighbouring lanes read neighbouring words
 enum { SPREAD, CENTRE, PRICE, CELL, PLACE, FIRST, EVEN, HALF };
@@ -24,8 +27,9 @@ struct Channels {
   __device__ __forceinline__ float number(int fact, int i) const { return __uint_as_float(words[fact * E + i]); }
   __device__ __forceinline__ int whole(int fact, int i) const { return (int)words[fact * E + i]; }
 };
-// what a lane keeps of its channels from token to token; nothing of a channel that is not there
-struct Kept { float price[LANE_CHANNELS], per_one[LANE_CHANNELS]; int first[LANE_CHANNELS]; };
+// what a lane keeps of its channels from token to token; nothing of a channel that is not there. Of even levels price is
+// that of a step, per_one are steps a unit, top the last level above zero, from MIDDLE on
+struct Kept { float price[LANE_CHANNELS], per_one[LANE_CHANNELS], top[LANE_CHANNELS]; int first[LANE_CHANNELS]; };
 
 // what a token scale is tried at, of the root mean square
 __device__ const float FACTORS[8] = {0.6f, 0.8f, 1.0f, 1.2f, 1.4f, 1.6f, 1.8f, 2.0f};
@@ -81,7 +85,7 @@ __device__ __forceinline__ void rank_tokens(const float* received, const int* cl
 struct Levels { const float2* cells; const u8* before; };
 
 // codes and the scale of one token's side; ``row`` are its latents
-__device__ __forceinline__ void code_row(const float* row, Channels mine, const Kept& kept, int count, Levels levels, const u8* scale_codes,
+template <bool STEPS> __device__ __forceinline__ void code_row(const float* row, Channels mine, const Kept& kept, int count, Levels levels, const u8* scale_codes,
                                          const float* scales, u8* codes, u8* scale) {
   const int lane = threadIdx.x % 32;
   float unit[LANE_CHANNELS], share[LANE_CHANNELS], peak = TINY, sum = 0.f;
@@ -105,7 +109,9 @@ __device__ __forceinline__ void code_row(const float* row, Channels mine, const 
   const int code = scale_codes[pack2(fminf(rms * FACTORS[lane / 4], 65504.f), 0.f) & 0x7FFF];
   const float alpha = scales[code];
   const float size = alpha / peak, inverse = alpha > 0.f ? peak / alpha : peak;
-  float errors[8];
+  float errors[8], held_by[LANE_CHANNELS];
+#pragma unroll
+  for (int j = 0; j < LANE_CHANNELS; j++) held_by[j] = STEPS ? share[j] * kept.per_one[j] : share[j];
 #pragma unroll
   for (int c = 0; c < 8; c++) {
     const float times = __shfl_sync(~0u, inverse, 4 * c), held = __shfl_sync(~0u, size, 4 * c);
@@ -113,9 +119,15 @@ __device__ __forceinline__ void code_row(const float* row, Channels mine, const 
 #pragma unroll
     for (int j = 0; j < LANE_CHANNELS; j++) {
       if (32 * j < count) {
-        const float z = share[j] * times;
-        const float2 cell = levels.cells[(kept.first[j] & 0xFFFF) + cell_of(z, kept.per_one[j], kept.first[j] >> 16)];
-        const float off = fmaf(z > cell.x ? 2.f * cell.x - cell.y : cell.y, held, -share[j]);
+        float level;
+        if (STEPS) {
+          level = fminf(__fmaf_rd(held_by[j], times, MIDDLE), kept.top[j]) - MIDDLE + 0.5f;
+        } else {
+          const float z = share[j] * times;
+          const float2 cell = levels.cells[(kept.first[j] & 0xFFFF) + cell_of(z, kept.per_one[j], kept.first[j] >> 16)];
+          level = z > cell.x ? 2.f * cell.x - cell.y : cell.y;
+        }
+        const float off = fmaf(level, held, -held_by[j]);
         errors[c] = fmaf(kept.price[j] * off, off, errors[c]);
       }
     }
@@ -187,19 +199,31 @@ encode_tiles(const int classes, const int orders, const int words, const int mos
   const float* latents = side ? values : keys;
   const Channels mine{channels + (long long)row_class * 8 * E};
   Kept kept;
+  bool uneven = false;
+#pragma unroll
+  for (int j = 0; j < LANE_CHANNELS; j++) {
+    const int i = 32 * j + (int)threadIdx.x % 32;
+    uneven |= i < count && !(mine.number(EVEN, i) > 0.f);
+  }
+  const bool even = !__any_sync(~0u, uneven);
 #pragma unroll
   for (int j = 0; j < LANE_CHANNELS; j++) {
     const int i = 32 * j + (int)threadIdx.x % 32;
     const bool there = i < count;
-    kept.price[j] = there ? mine.number(PRICE, i) : 0.f;
-    kept.per_one[j] = there ? mine.number(CELL, i) : 0.f;
+    const float price = there ? mine.number(PRICE, i) : 0.f, steps = there ? mine.number(EVEN, i) : 0.f;
+    kept.price[j] = even && there ? price / steps / steps : price;
+    kept.per_one[j] = even ? steps : there ? mine.number(CELL, i) : 0.f;
+    kept.top[j] = MIDDLE + (there ? (float)mine.whole(HALF, i) - 1.f : 0.f);
     kept.first[j] = there ? mine.whole(FIRST, i) : 0;
   }
   for (int i = 0; i < 16; i++) {
     const int slot = 16 * block + i;
     const float* row = latents + (tile * 64 + bytes[CODES + 128 + slot]) * of_token + (long long)head * of_head;
-    code_row(row, mine, kept, count, Levels{own_cells, own_before}, scale_codes, scales,
-             bytes + (2 * slot + side) * E, bytes + CODES + 64 * side + slot);
+    const Levels levels{own_cells, own_before};
+    u8* codes = bytes + (2 * slot + side) * E;
+    u8* scale = bytes + CODES + 64 * side + slot;
+    if (even) code_row<true>(row, mine, kept, count, levels, scale_codes, scales, codes, scale);
+    else code_row<false>(row, mine, kept, count, levels, scale_codes, scales, codes, scale);
   }
   __syncthreads();
   gather(bytes, sources + (long long)head * 8 * most, places + head * most, word_counts[head], most, out + tile * words);

@@ -81,7 +81,7 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
     installed = installed_version()
     opened, source = Plan.open(find_plan(plan if plan.startswith("hub:") else Path(plan))), find_model(model)
     prepared = prepare_plan(opened, source)
-    form = static_of(prepared, torch.bfloat16, torch.device("cpu"))
+    form = static_of(prepared, torch.float32, torch.device("cpu"))
     limit = context_limit(prepared.model.config)
     if wanted.length is not None and limit is not None and wanted.length > limit:
         problem = f"the model reads {limit} tokens at most, not {wanted.length}"
@@ -97,7 +97,8 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
         _arguments(_name(source, model), plan, replace(wanted, length=length), others),
         sum(fused.layer.held.nbytes for fused in form.layers),
         TILE * token,
-        (sinks + window.recent) * token,
+        # in float32
+        2 * (sinks + window.recent) * token,
         installed,
     )
 
@@ -142,6 +143,7 @@ def _arguments(model: str, plan: str, wanted: Wanted, others: list[str]) -> tupl
         # a prompt that is read whole attends to exact tokens; chunks read those before them packed
         "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
         "--compilation-config": json.dumps(GRAPHS),
+        "--dtype": "float32",
         "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
     }
     for given in others:

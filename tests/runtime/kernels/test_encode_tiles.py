@@ -31,6 +31,8 @@ PRELUDE = """
 static float __uint_as_float(u32 v) { return as_float(v); }
 static u32 __float_as_uint(float v) { return as_bits(v); }
 static int __popc(u32 v) { return __builtin_popcount(v); }
+// of a third number that is so large that sums are whole
+static float __fmaf_rd(float a, float b, float c) { return (float)(__builtin_floor((double)a * b) + c); }
 """
 GIVEN = ", ".join([*(f"n[{i}]" for i in range(7)), *(f"a[{i}]" for i in range(14))])
 ENTRY = """

@@ -100,7 +100,7 @@ def test_a_library_that_is_named_is_called_with_all_its_arguments(
         found = plain(*(part.transpose(1, 2) for part in (query, keys, values))).transpose(1, 2)
         return found, found, found, found
 
-    attend = flash_attention.attention_of(forward, 2, 64, CPU)
+    attend = flash_attention.attention_of(forward, torch.full((2,), 64, dtype=torch.int32))
     timing, error = peer_timing("fa3", attend, GEOMETRY, 2, 64, 3, CPU, timed)
     assert timing is not None
     assert error < 0.01

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from aatc_cli.config import Window
-from aatc_cli.core import SIDES
-from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_rule import TileRule
-from aatc_cli.models.adapter import attention_layers
 from aatc_cli.runtime.fused_tiles.ragged import RaggedDecoder
 from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
-from aatc_cli.runtime.session import Session
-from aatc_cli.runtime.tiles.form import tiles_spec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,31 +22,14 @@ pytestmark = [
 WINDOW = Window(sinks=4, recent=128, flush=64)
 
 
-def codecs_of() -> list[dict[Any, TileCodec]]:
-    """Of two layers, whose widths and so whose records differ in size."""
-    found = []
-    for layer in range(2):
-        sides = {}
-        for place, side in enumerate(SIDES):
-            generator = torch.Generator().manual_seed(10 * layer + place)
-            matrix = torch.linalg.qr(torch.randn(2, 64, 64, generator=generator, dtype=torch.float64))[0]
-            variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
-            widths = torch.randint(0, 4 - 2 * layer, (3, 128), generator=generator) + torch.arange(3)[:, None]
-            codec = TransformCodec(
-                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
-            )
-            sides[side] = TileCodec(codec, widths, TileRule((32, 16, 16)))
-        found.append(sides)
-    return found
-
-
 @torch.no_grad()
-def test_sequences_begin_and_end_without_another_capture(llama_of: Any) -> None:
+def test_sequences_begin_and_end_without_another_capture(llama_of: Any, tile_codecs: Any, tile_session: Any) -> None:
     model = llama_of(
         hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8, max_position_embeddings=2048
     ).cuda()
-    spec = tiles_spec(model, attention_layers(model), codecs_of(), WINDOW, None, "fused")  # type: ignore[arg-type]
-    session = Session.of("tiles", model, attention_layers(model), spec)
+    # layers whose records differ in size
+    codecs = [tile_codecs(2, most=most)[layer] for layer, most in enumerate((4, 2))]
+    session = tile_session(model, codecs, WINDOW, "fused")
     ids = torch.randint(97, (600,), generator=torch.Generator().manual_seed(0)).cuda()
     prompts, steps = [ids[:400], ids[100:190], ids[30:282]], 90
 
@@ -67,7 +43,7 @@ def test_sequences_begin_and_end_without_another_capture(llama_of: Any) -> None:
 
     with session.attached():
         decoder = RaggedDecoder(session, 2, 600, 14)
-        graph, errors = decoder.graph, []
+        graph, errors = decoder.decoding.graph, []
         caches = [filled(prompt) for prompt in prompts]
         place = decoder.start(*filled(*prompts[:2]))
         alone = {place[0]: caches[0], place[1]: caches[1]}
@@ -82,7 +58,7 @@ def test_sequences_begin_and_end_without_another_capture(llama_of: Any) -> None:
             for row, (cache, _) in alone.items():
                 logits = model(fed[row][None, None], **{session.keyword: cache}).logits[0, -1]
                 errors.append(float((decoder.logits[row] - logits).square().mean() / logits.square().mean()) ** 0.5)
-    assert decoder.graph is graph
+    assert decoder.decoding.graph is graph
     assert max(errors) < 5e-2
     assert sum(errors) / len(errors) < 2e-3
     # tiles that the window rule wants packed, and the pool without those of the sequence that ended

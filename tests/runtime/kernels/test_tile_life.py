@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from aatc_cli.config import Window
-from aatc_cli.core import SIDES
-from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import attention_layers
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 from aatc_cli.runtime.fused_tiles.limits import pair_order
 from aatc_cli.runtime.session import Session
-from aatc_cli.runtime.tiles.form import tiles_spec
 
 WINDOW = Window(sinks=4, recent=128, flush=64)
 IDS = torch.randint(1, 97, (2, 330), generator=torch.Generator().manual_seed(3))
@@ -33,32 +27,23 @@ def model(llama_of: Any) -> Any:
     ).double()
 
 
-def codecs_of(order: str, quantizer: str = "lloyd", scale_bits: int = 8) -> list[dict[str, TileCodec]]:
-    rule, found = TileRule((32, 16, 16), order), []  # type: ignore[arg-type]
-    for layer in range(2):
-        sides = {}
-        for place, side in enumerate(SIDES):
-            generator = torch.Generator().manual_seed(10 * layer + place)
-            matrix = torch.linalg.qr(torch.randn(2, 64, 64, generator=generator, dtype=torch.float64))[0]
-            variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
-            widths = torch.randint(0, 4, (3, 128), generator=generator) + torch.arange(3)[:, None]
-            codec = TransformCodec(matrix, matrix.mT.contiguous(), variance, widths[0], variance, quantizer)  # type: ignore[arg-type]
-            sides[side] = TileCodec(codec.__class__(**{**codec.__dict__, "scale_bits": scale_bits}), widths, rule)
-        found.append(sides)
-    return found
+@pytest.fixture
+def session_of(model: Any, tile_codecs: Callable[..., Any], tile_session: Callable[..., Session]) -> Callable[..., Any]:
+    """A session by the kind of cache and what codecs have beside Lloyd-Max levels that are read as they are."""
 
+    def make(kind: str, **given: Any) -> Session:
+        codecs = tile_codecs(2, **({"quantizer": "lloyd", "restored": 0.0} | given))
+        return tile_session(model, codecs, WINDOW, kind)
 
-def session_of(model: Any, codecs: Any, kind: Any) -> Session:
-    layers = attention_layers(model)
-    return Session.of("tiles", model, layers, tiles_spec(model, layers, codecs, WINDOW, None, kind))
+    return make
 
 
 @torch.no_grad()
-def both(model: Any, work: Callable[[Session], torch.Tensor], order: str = "head") -> None:
+def both(session_of: Any, work: Callable[[Session], torch.Tensor], order: str = "head") -> None:
     """``work`` with a session gives the same by the packed and by the fused cache."""
     found = []
     for kind in ("packed", "fused"):
-        session = session_of(model, codecs_of(order), kind)
+        session = session_of(kind, order=order)
         with session.attached():
             found.append(work(session))
     assert torch.equal(found[0], found[1])
@@ -75,11 +60,11 @@ def fed(session: Session, cache: Any, ids: torch.Tensor, *parts: int) -> torch.T
 
 @pytest.mark.parametrize("order", ["head", "layer"])
 @pytest.mark.parametrize("parts", [(260, *[1] * 70), (1, 100, 3, 70, *[1] * 130)])
-def test_steps_are_those_of_the_packed_cache(model: Any, order: str, parts: tuple[int, ...]) -> None:
-    both(model, lambda session: fed(session, session.new_cache(), IDS, *parts), order)
+def test_steps_are_those_of_the_packed_cache(session_of: Any, order: str, parts: tuple[int, ...]) -> None:
+    both(session_of, lambda session: fed(session, session.new_cache(), IDS, *parts), order)
 
 
-def test_copies_beams_and_steps_back_are_those_of_the_packed_cache(model: Any) -> None:
+def test_copies_beams_and_steps_back_are_those_of_the_packed_cache(session_of: Any) -> None:
     def work(session: Session) -> torch.Tensor:
         cache = session.new_cache()
         fed(session, cache, IDS, 250)
@@ -92,11 +77,11 @@ def test_copies_beams_and_steps_back_are_those_of_the_packed_cache(model: Any) -
         found.append(fed(session, other, IDS[:, 272:], *[1] * 30))
         return torch.cat(found)
 
-    both(model, work)
+    both(session_of, work)
 
 
-def test_a_file_gives_the_cache_back(model: Any, tmp_path: Path) -> None:
-    session = session_of(model, codecs_of("head"), "fused")
+def test_a_file_gives_the_cache_back(session_of: Any, tmp_path: Path) -> None:
+    session = session_of("fused")
     with session.attached(), torch.no_grad():
         cache = session.new_cache()
         fed(session, cache, IDS, 300)
@@ -105,8 +90,8 @@ def test_a_file_gives_the_cache_back(model: Any, tmp_path: Path) -> None:
         assert torch.equal(fed(session, cache, IDS[:, 300:], *[1] * 9), fed(session, again, IDS[:, 300:], *[1] * 9))
 
 
-def test_a_room_is_kept(model: Any) -> None:
-    session = session_of(model, codecs_of("head"), "fused")
+def test_a_room_is_kept(session_of: Any) -> None:
+    session = session_of("fused")
     with session.attached(), torch.no_grad():
         cache = session.new_cache(room=300)
         held = None
@@ -118,11 +103,11 @@ def test_a_room_is_kept(model: Any) -> None:
             fed(session, cache, IDS, 1)
 
 
-def test_what_records_do_not_hold_is_refused(model: Any) -> None:
+def test_what_records_do_not_hold_is_refused(session_of: Any) -> None:
     with pytest.raises(AatcError, match="token scales of 8 bits"):
-        session_of(model, codecs_of("head", scale_bits=16), "fused")
+        session_of("fused", scale_bits=16)
     with pytest.raises(AatcError, match="levels of Lloyd-Max or even cells"):
-        session_of(model, codecs_of("head", quantizer="uniform-token-max"), "fused")
+        session_of("fused", quantizer="uniform-token-max")
 
 
 def test_dimensions_that_turn_together_are_brought_half_a_head_apart() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,39 +13,18 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from aatc_cli.config import Geometry, Window
-from aatc_cli.core import SIDES
-from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.answers.shared import SharedSteps
 from aatc_cli.evals.bench.tile_steps import full_tiles, tile_spec
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.cache_hooks import hosted
 from aatc_cli.models.compressed import HostedCache, cache_keyword
-from aatc_cli.runtime.fused_tiles import shared
 from aatc_cli.runtime.fused_tiles.graph import TileGraphDecoder
 from aatc_cli.runtime.fused_tiles.ragged import RaggedDecoder
-from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.session import Session, attend
-from aatc_cli.runtime.tiles.form import tiles_spec
 
 WINDOW = Window(sinks=4, recent=128, flush=64)
 IDS = torch.randint(1, 97, (1, 200), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture
-def kernel(emulated: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single queries of fused caches of tiles go by the emulated kernel."""
-
-    class Emulated:
-        def __init__(self, shape: Any, dtype: torch.dtype, device: torch.device) -> None:
-            self.shape = shape
-
-        def __call__(self, call: Any, out: Tensor) -> Tensor:
-            return out.copy_(emulated(self.shape, 8, call))
-
-    monkeypatch.setattr(shared, "TileDecoder", Emulated)
 
 
 def model_of(rope: dict[str, Any]) -> Any:
@@ -65,34 +43,10 @@ def model_of(rope: dict[str, Any]) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def session_of(model: Any, order: Any, kind: Any) -> Session:
-    codecs = []
-    for layer in range(2):
-        sides = {}
-        for place, side in enumerate(SIDES):
-            generator = torch.Generator().manual_seed(10 * layer + place)
-            matrix = torch.linalg.qr(torch.randn(2, 64, 64, generator=generator, dtype=torch.float64))[0]
-            variance = 0.5 + torch.rand(128, generator=generator, dtype=torch.float64)
-            widths = torch.randint(0, 4, (3, 128), generator=generator) + torch.arange(3)[:, None]
-            codec = TransformCodec(
-                matrix, matrix.mT.contiguous(), variance, widths[0], variance, "uniform", scale_bits=8, restored=0.5
-            )
-            sides[side] = TileCodec(codec, widths, TileRule((32, 16, 16), order))
-        codecs.append(sides)
-    layers = attention_layers(model)
-    spec = tiles_spec(model, layers, codecs, WINDOW, None, kind)
-    if kind == "fused":
-        spec = with_tables(spec)
-    return Session.of("tiles", model, layers, spec)
-
-
-def with_tables(spec: Any) -> Any:
-    """What a GPU has: tables of every layer, by which single queries go to the kernel."""
-    made = [
-        replace(fused, tables=TileTables.of(fused.layer.codecs, fused.layer.held, fused.layer.biases, fused.order))
-        for fused in spec.form.layers
-    ]
-    return replace(spec, form=replace(spec.form, layers=tuple(made)))
+@pytest.fixture
+def session_of(tile_codecs: Callable[..., Any], tile_session: Callable[..., Session]) -> Callable[..., Session]:
+    """A session of a model of `model_of`, an order of ranking and a kind of cache, with tables of its kernel."""
+    return lambda model, order, kind: tile_session(model, tile_codecs(2, order=order), WINDOW, kind, by_kernel=True)
 
 
 def fed(session: Session, cache: Any, *parts: int) -> Tensor:
@@ -106,7 +60,7 @@ def fed(session: Session, cache: Any, *parts: int) -> Tensor:
 @pytest.mark.parametrize("order", ["head", "layer"])
 @pytest.mark.usefixtures("kernel")
 @torch.no_grad()
-def test_steps_by_the_kernel_are_those_of_the_packed_cache(order: str) -> None:
+def test_steps_by_the_kernel_are_those_of_the_packed_cache(session_of: Any, order: str) -> None:
     """Over a flush, whose classes the kernel has a part in."""
     model, parts, found, stores = model_of({}), (190, *[1] * 10), {}, {}
     for kind in ("packed", "fused"):
@@ -127,7 +81,7 @@ def test_steps_by_the_kernel_are_those_of_the_packed_cache(order: str) -> None:
 
 @pytest.mark.usefixtures("kernel")
 @torch.no_grad()
-def test_a_graph_chooses_what_steps_one_by_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_chooses_what_steps_one_by_one_do(session_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays are runs of the step here: what they write and count is the same as on a GPU."""
 
     class Graph:
@@ -155,7 +109,7 @@ def test_a_graph_chooses_what_steps_one_by_one_do(monkeypatch: pytest.MonkeyPatc
 
         def run() -> None:
             decoder.state.steady = decoder.shared.steady = True
-            decoder._run()
+            decoder.decoding._forward()
             decoder.state.steady = decoder.shared.steady = False
             decoder._count(-1)
 
@@ -176,7 +130,7 @@ def test_a_graph_chooses_what_steps_one_by_one_do(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("kernel")
 @torch.no_grad()
-def test_what_cannot_be_captured_is_refused() -> None:
+def test_what_cannot_be_captured_is_refused(session_of: Any) -> None:
     model = model_of({})
     session = session_of(model, "head", "fused")
     with session.attached():
@@ -192,11 +146,11 @@ def test_what_cannot_be_captured_is_refused() -> None:
 
 @pytest.mark.usefixtures("kernel")
 @torch.no_grad()
-def test_a_cache_for_a_bench_is_full_of_tokens_that_are_read() -> None:
+def test_a_cache_for_a_bench_is_full_of_tokens_that_are_read(decodable: Any) -> None:
     """As a step of the whole model is timed: written by what the device counts, over tiles of a synthetic plan."""
     model = model_of({})
     geometry = Geometry(layers=2, heads=6, kv_heads=2, head_dim=64, hidden_size=96)
-    spec = with_tables(tile_spec(model, geometry, WINDOW, 2.0))
+    spec = decodable(tile_spec(model, geometry, WINDOW, 2.0))
     state, stores = full_tiles(spec, 2, 500)
     cache = HostedCache(cast("Any", state), 2)
     tokens = torch.zeros(2, 1, dtype=torch.int64)
@@ -215,7 +169,7 @@ def test_a_cache_for_a_bench_is_full_of_tokens_that_are_read() -> None:
 
 @pytest.mark.usefixtures("kernel")
 @torch.no_grad()
-def test_sequences_of_their_own_lengths_share_a_step_and_a_pool() -> None:
+def test_sequences_of_their_own_lengths_share_a_step_and_a_pool(session_of: Any) -> None:
     """A left-padded batch; one sequence ends, another begins in its row, one packs a tile; each as if it were alone."""
     model = model_of({})
     session, alone = session_of(model, "head", "fused"), session_of(model, "head", "packed")
