@@ -108,14 +108,15 @@ class SidePacking:
         # one quantizer for all of a class's tokens: tables are made once
         self.quantizers = [codec.of_class(k) for k in range(rule.classes)]
         self.classes: list[list[Part]] = []
-        start = 0
-        for k, quota in enumerate(rule.quotas):
+        by_group = torch.unflatten(codec.bits.cpu(), 1, (codec.codec.groups, self.size))
+        coded = [[group for group, widths in enumerate(row) if bool(widths.any())] for row in by_group]
+        wanted = [(by_group[k, group], bits) for k, row in enumerate(coded) for group in row for bits in (2, 1)]
+        digits, start = iter(_digits_of(wanted, codec.bits.device)), 0
+        for row, quota in zip(coded, rule.quotas, strict=True):
             parts = []
-            for group, widths in enumerate(codec.bits[k].view(codec.codec.groups, self.size).cpu()):
-                if bool(widths.any()):
-                    digits = (digits_of(widths, 2, codec.bits.device), digits_of(widths, 1, codec.bits.device))
-                    parts.append(Part(group, start, digits, quota, codec.codec.scale_bits))
-                    start = parts[-1].stop
+            for group in row:
+                parts.append(Part(group, start, (next(digits), next(digits)), quota, codec.codec.scale_bits))
+                start = parts[-1].stop
             self.classes.append(parts)
         self.nbytes = start
 
@@ -214,13 +215,22 @@ class TilePacking:
 
 def digits_of(widths: Tensor, bits: int, device: torch.device) -> Digits:
     """The digits of ``bits`` bits of the channels with these widths [E]."""
-    places = []
-    for channel, width in enumerate(widths.tolist()):
-        odd = width % 2
-        count = width // 2 if bits == 2 else odd
-        places += [(channel, odd + 2 * step if bits == 2 else 0) for step in range(count)]
-    table = torch.tensor(places, dtype=torch.int64, device=device).view(-1, 2)
-    return Digits(bits, table[:, 0], table[:, 1])
+    return _digits_of([(widths, bits)], device)[0]
+
+
+def _digits_of(wanted: Sequence[tuple[Tensor, int]], device: torch.device) -> list[Digits]:
+    """`digits_of` of several widths on the host and bits, brought to the device at once."""
+    found = []
+    for widths, bits in wanted:
+        places = []
+        for channel, width in enumerate(widths.tolist()):
+            odd = width % 2
+            count = width // 2 if bits == 2 else odd
+            places += [(channel, odd + 2 * step if bits == 2 else 0) for step in range(count)]
+        found.append(places)
+    whole = torch.tensor([place for places in found for place in places], dtype=torch.int64).view(-1, 2).to(device)
+    tables = torch.split(whole, [len(places) for places in found])
+    return [Digits(bits, table[:, 0], table[:, 1]) for (_, bits), table in zip(wanted, tables, strict=True)]
 
 
 def _scale_bytes(alpha: Tensor, bits: int) -> Tensor:

@@ -11,7 +11,11 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core.layout import CacheLayout, fp16_bytes
 from aatc_cli.errors import AatcError
-from aatc_cli.models.adapter import geometry_of
+from aatc_cli.evals.forced.behind import SeenPrompts
+from aatc_cli.evals.forced.passes import forced_logits
+from aatc_cli.evals.forced.teacher_forced import Method
+from aatc_cli.models.adapter import attention_sites, geometry_of
+from aatc_cli.models.attention import logits_at
 from aatc_cli.runtime.attach import attach_codecs
 from aatc_cli.runtime.cache_file import load_cache, save_cache
 
@@ -166,3 +170,17 @@ def test_crossing_into_other_frequencies_is_refused(family_named, codecs):
     own = model(ids).logits[0]
     # rows of the last query only: earlier ones of a longer text are those of the same, longer frequencies
     assert (torch.cat(rows)[70:] - own[70:]).abs().max() < 1e-2 * own.abs().max()
+
+
+@torch.no_grad()
+def test_prompts_that_are_seen_once_end_at_the_sliding_window(gemma, gemma_codecs):
+    """Behind a prompt longer than the sliding window, exact and coded, as in a pass over all of it."""
+    sites, tokens, prompt = attention_sites(gemma), tokens_of(70, batch=2), 58
+    places = torch.arange(prompt - 1, 69)
+    seen = SeenPrompts.of(gemma, sites, tokens[:, :prompt])
+    method = Method("coded", gemma_codecs(3), WINDOW, "pre-rope")
+    exact, coded = (seen.logits(gemma, sites, one, tokens[:, prompt:]) for one in (None, method))
+    assert torch.allclose(exact, logits_at(gemma, tokens, places), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(coded, forced_logits(gemma, sites, method, tokens, places, prompt), rtol=1e-4, atol=1e-5)
+    # the codes are seen
+    assert not torch.allclose(exact, coded, rtol=1e-4, atol=1e-5)

@@ -420,6 +420,6 @@ def test_forced_answers_stand_beside_fp16_on_the_same_prompts() -> None:
     assert "2 to 4 samples" in scores.caption
     texts = [[cell.text for cell in row] for row in scores.rows]
     assert texts[0][1:] == ["16", "75.0"]
-    assert texts[1][1:] == ["2.10", "50.0 (-50.0 ± 50.0)"]
+    assert texts[1][1:] == ["2.10", "50.0 (-50.0 ± 50.0; 2)"]
     assert [cell.text for cell in nats.rows[0]][1:] == ["2.10", "+0.500 ± 0"]
     assert mean_gap([(1.0, 3.0), (3.0, 4.0)]) == (2.0, 2.5)

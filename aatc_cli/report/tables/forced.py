@@ -15,8 +15,9 @@ from aatc_cli.report.data.study import StudyView, title_of
 from aatc_cli.report.text import MISSING, change
 
 _SCORE_NOTE = (
-    "Score in %, in parentheses the difference to fp16 on the same prompts ± its standard error, in points; mean over "
-    "the subtasks that all have."
+    "Score in %, in parentheses the difference to fp16 on the same prompts ± its standard error, in points; behind a "
+    "semicolon the number of prompts where a method had not all of fp16's, whose score and difference are of those. "
+    "Mean over the subtasks that all rows have in full."
 )
 _NATS_NOTE = (
     "Log-probability of the right answer with fp16 minus that with the cache, on the same prompts ± standard error: "
@@ -65,9 +66,9 @@ def _tables(view: StudyView, asked: _Asked) -> list[Table]:
     subtasks = [name for name in asked.base if any(name in asked.found[row.name] for row in rows if row.budget)]
     if not subtasks:
         subtasks = list(asked.base)
-    shared = [name for name in subtasks if all(name in asked.found[row.name] for row in rows)]
-    # the mean of one is itself
-    shared = shared if len(subtasks) > 1 else []
+    # means are of the same prompts in every row, and the mean of one is itself
+    shared = [name for name in subtasks if all(_whole(asked, row.name, name) for row in rows)]
+    shared = shared if len(shared) > 1 else []
     scores = [_line(row, _score_cells(row, asked, subtasks, shared)) for row in rows]
     nats = [_line(row, _nats_cells(asked.found[row.name], asked.base, subtasks)) for row in rows if row.budget]
     rules = frozenset(i for i in range(1, len(rows)) if _rate(rows[i]) != _rate(rows[i - 1]))
@@ -80,6 +81,12 @@ def _tables(view: StudyView, asked: _Asked) -> list[Table]:
         behind = frozenset(i - 1 for i in rules if i > 1)
         tables.append(Table(f"{asked.title}: nats lost", names, tuple(nats), (_NATS_NOTE,), behind))
     return tables
+
+
+def _whole(asked: _Asked, row: str, subtask: str) -> bool:
+    """Whether a row has as many samples of a subtask as fp16."""
+    found = asked.found[row].get(subtask)
+    return found is not None and found.samples >= asked.base[subtask].samples
 
 
 def _rate(row: StudyRow) -> float:
@@ -99,13 +106,21 @@ def _score_cells(row: StudyRow, asked: _Asked, subtasks: list[str], shared: list
         if name not in mine:
             cells.append(MISSING)
             continue
-        gap = None if row.budget is None else gap_of(mine[name].scores, asked.base[name].scores)
-        cells.append(_points(mine[name].score, gap))
+        ours, theirs = mine[name].scores or [], asked.base[name].scores or []
+        # a method that went on longer than fp16 is shown on what both were asked
+        count = min(len(ours), len(theirs))
+        gap = None if row.budget is None else gap_of(ours, theirs)
+        cells.append(_points(fmean(ours[:count]), gap, None if count == len(theirs) else count))
     if not shared:
         return cells
     gaps = [gap_of(mine[name].scores, asked.base[name].scores) for name in shared]
     whole = None if row.budget is None else mean_gap([gap for gap in gaps if gap is not None])
-    return [*cells, _points(fmean(mine[name].score for name in shared), whole)]
+    return [*cells, _points(fmean(_common(mine[name], asked.base[name]) for name in shared), whole)]
+
+
+def _common(row: BenchmarkRow, base: BenchmarkRow) -> float:
+    """Mean score of a row over the samples that fp16 has."""
+    return fmean((row.scores or [])[: base.samples])
 
 
 def _nats_cells(mine: dict[str, BenchmarkRow], base: dict[str, BenchmarkRow], subtasks: list[str]) -> list[str]:
@@ -131,11 +146,12 @@ def mean_gap(gaps: Sequence[Gap]) -> Gap | None:
     return fmean(mean for mean, _ in gaps), error
 
 
-def _points(score: float, gap: Gap | None) -> str:
-    """A score in percent, and the difference in points."""
+def _points(score: float, gap: Gap | None, fewer: int | None = None) -> str:
+    """A score in percent, the difference in points, and the number of samples where it is not that of fp16."""
     if gap is None:
         return f"{100 * score:.1f}"
     # no minus before a zero
     mean = round(100 * gap[0], 1) + 0.0
     error = "" if gap[1] is None else f" ± {100 * gap[1]:.1f}"
-    return f"{100 * score:.1f} ({'+' if mean > 0 else ''}{mean:.1f}{error})"
+    count = "" if fewer is None else f"; {fewer}"
+    return f"{100 * score:.1f} ({'+' if mean > 0 else ''}{mean:.1f}{error}{count})"

@@ -58,8 +58,10 @@ class EncodeTables:
     @classmethod
     def of(cls, tiles: RecordTiles) -> EncodeTables:
         """Of the codecs whose codes ``tiles`` packs, on their device."""
-        rule, codecs = tiles.rule, {side: tiles.sides[side].codec for side in SIDES}
-        device = codecs["k"].codec.encode.device
+        device = tiles.sides["k"].codec.codec.encode.device
+        # thousands of small steps and copies, each of which costs a GPU more than it costs the host
+        host = _on_host(tiles)
+        rule, codecs = tiles.rule, {side: host.sides[side].codec for side in SIDES}
         cells = _Cells()
         shape = (tiles.heads, rule.classes, len(SIDES))
         channels = torch.zeros(*shape, tiles.size, _WORDS, dtype=torch.int32)
@@ -69,8 +71,7 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        # thousands of small steps, each of which costs a GPU more than it costs the host
-        sources = Sources.of(_on_host(tiles))
+        sources = Sources.of(host)
         edges, before = cells.tensors()
         return cls(
             rule.class_of_rank(device)[::ROWS].to(torch.int32),
@@ -192,7 +193,7 @@ def _cells_a_unit(edges: Tensor) -> float:
 
 def _channels(codec: TileCodec, k: int, heads: int, cells: _Cells) -> list[Tensor]:
     """Of every head what the kernel knows of the channels that class k codes: int32 [n, 8], by rising width."""
-    made = codec.of_class(k).to("cpu")
+    made = codec.of_class(k)
     like = torch.ones(1)
     weight = torch.ones_like(made.variance) if made.weight is None else made.weight
     price, spread = weight * made.variance.sqrt().square(), made.variance.sqrt()

@@ -110,6 +110,7 @@ class _Made:
         self, codecs: Mapping[Side, TileCodec], tiles: RecordTiles, bias: Tensor | None, order: Tensor, steps: TileSteps
     ) -> None:
         self.codecs, self.tiles, self.order, self.steps = codecs, tiles, order, steps
+        self.bits = {side: codecs[side].bits.cpu() for side in SIDES}
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
         none = torch.zeros(tiles.heads * tiles.size)
@@ -120,7 +121,7 @@ class _Made:
         """Of class k of a head what `TileTables` has of it, in the order in which it is taken apart there."""
         size, record = self.tiles.size, self.tiles.records[head][k]
         mine = slice(head * size, (head + 1) * size)
-        widths = {side: self.codecs[side].bits[k, mine].cpu() for side in SIDES}
+        widths = {side: self.bits[side][k, mine] for side in SIDES}
         unit = {side: _units(self.codecs[side].codec, widths[side]) for side in SIDES}
         rows = ((unit["k"] * self.spread["k"][mine])[:, None] * self.decode["k"][head])[:, self.order]
         fours = form_of(record, "k", self.steps.keys)[0]

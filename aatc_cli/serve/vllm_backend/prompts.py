@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.attend import attention_with_sums
+from aatc_cli.runtime.kernels.received_rows import received_of
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
-from aatc_cli.serve.vllm_backend.quick import plain_keys, received_of
+from aatc_cli.serve.vllm_backend.quick import plain_keys
 
 # queries of a later chunk at once
 _AT_ONCE = 256

@@ -1,59 +1,19 @@
-"""What a prompt of 16-bit numbers needs beside attention, by kernels of Triton where it is at hand, else by torch."""
+"""Keys of a prompt turned back, by a kernel of Triton where it is at hand, else by torch."""
 
 from __future__ import annotations
-
-import math
-from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from aatc_cli.core.received import received_near
+from aatc_cli.runtime.kernels.received_rows import prompt_kernels
 from aatc_cli.serve.vllm_backend.turning import taken_off
 
-_BLOCK = 64
 _ROWS = 32
-
-
-def received_of(
-    query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lags: tuple[int, int], before: int
-) -> Tensor:
-    """What keys [n, H, D] receive of queries [q, Hq, D], the last of them and their own: float32 [1, H, n].
-
-    sums [Hq, q]: logarithms of what softmax divides by; ``before`` keys come before the first query's own.
-    """
-    kernels = _kernels(query)
-    if kernels is None:
-        padded = torch.nn.functional.pad(query.transpose(0, 1)[None], (0, 0, before, 0))
-        paid = torch.nn.functional.pad(sums.float()[None], (before, 0), value=torch.inf)
-        return received_near(padded, keys.transpose(0, 1)[None], paid, scaling, lags)
-    assert query.stride(2) == keys.stride(2) == sums.stride(1) == 1
-    count, heads, dim = keys.shape
-    out = torch.empty(1, heads, count, device=keys.device)
-    kernels.received_kernel[(-(-count // _BLOCK), heads)](
-        query,
-        keys,
-        sums,
-        out,
-        query.shape[0],
-        count,
-        before,
-        2 * scaling / math.log(2),
-        *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), sums.stride(0), count),
-        FIRST=lags[0],
-        LAST=lags[1],
-        GROUP=query.shape[1] // heads,
-        D=dim,
-        BLOCK=_BLOCK,
-    )
-    return out
 
 
 def plain_keys(keys: Tensor, back: tuple[Tensor, Tensor]) -> Tensor:
     """`taken_off`: rotated keys [n, H, D] as they were before. -> [n, C]."""
-    kernels = _kernels(keys)
+    kernels = prompt_kernels(keys)
     if kernels is None:
         return taken_off(keys, back)
     assert keys.stride(2) == 1
@@ -64,17 +24,3 @@ def plain_keys(keys: Tensor, back: tuple[Tensor, Tensor]) -> Tensor:
     strides = keys.stride(0), keys.stride(1)
     kernels.back_kernel[(-(-count // _ROWS), heads)](keys, *back, out, count, *strides, heads, D=dim, BLOCK=_ROWS)
     return out
-
-
-def _kernels(rows: Tensor) -> Any:
-    """The kernels for such rows, whose products are exact in float32, or None where torch is to do without them."""
-    sizes = rows.shape[-1] in (32, 64, 128, 256)
-    return _module() if rows.is_cuda and sizes and rows.dtype in (torch.float16, torch.bfloat16) else None
-
-
-@cache
-def _module() -> Any:
-    try:
-        return import_module("aatc_cli.runtime.kernels.prompt_rows")
-    except ImportError:
-        return None

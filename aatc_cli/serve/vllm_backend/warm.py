@@ -9,7 +9,8 @@ import torch
 
 from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
-from aatc_cli.serve.vllm_backend.quick import plain_keys, received_of
+from aatc_cli.runtime.kernels.received_rows import received_of
+from aatc_cli.serve.vllm_backend.quick import plain_keys
 
 # layers whose tables are made at once, at most
 _THREADS = 16

@@ -11,6 +11,7 @@ import pytest
 
 INTERPRETED = """
 import torch
+from aatc_cli.runtime.kernels import received_rows
 from aatc_cli.serve.vllm_backend import quick
 
 def run(count, keys, heads, group, dim, lags, dtype):
@@ -20,10 +21,10 @@ def run(count, keys, heads, group, dim, lags, dtype):
     rows = torch.randn(keys, 2 * heads * dim, generator=generator).to(dtype)[:, : heads * dim].view(keys, heads, dim)
     sums = torch.randn(heads * group, count, generator=generator) + 3
     back = tuple(torch.randn(2, keys, dim, generator=generator))
-    quick._kernels = lambda rows: None
-    wanted = quick.received_of(query, rows, sums, 0.3, lags, keys - count), quick.plain_keys(rows, back)
-    quick._kernels = lambda rows: quick._module()
-    found = quick.received_of(query, rows, sums, 0.3, lags, keys - count), quick.plain_keys(rows, back)
+    received_rows.prompt_kernels = quick.prompt_kernels = lambda rows: None
+    wanted = received_rows.received_of(query, rows, sums, 0.3, lags, keys - count), quick.plain_keys(rows, back)
+    received_rows.prompt_kernels = quick.prompt_kernels = lambda rows: received_rows._module()
+    found = received_rows.received_of(query, rows, sums, 0.3, lags, keys - count), quick.plain_keys(rows, back)
     torch.testing.assert_close(found[0], wanted[0], rtol=2e-5, atol=1e-7)
     torch.testing.assert_close(found[1], wanted[1])
 
