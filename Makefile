@@ -14,7 +14,7 @@ AATC ?= $(firstword $(wildcard $(BIN)/aatc) aatc)
 export AATC_RUN := $(RUN)
 export AATC_MODEL := $(MODEL)
 
-.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm test-engines lint check docs golden golden-check clean
+.PHONY: help install model demo demo-says study evidence test test-slow test-gpu test-vllm fetch-engines test-engines lint check docs golden golden-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -107,6 +107,8 @@ build/engines/vllm-%: .ci/engines.txt | install
 	rm $@.part/*.whl
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part --requirement .ci/engines.txt
 	mv $@.part $@
+
+fetch-engines: build/engines/vllm-0.23.0 build/engines/vllm-0.33.0 ## vLLM's own modules of the versions that are served, without compiled parts
 
 test-engines: build/engines/vllm-0.23.0 build/engines/vllm-0.33.0 ## The adapters against vLLM's own classes, on a CPU
 	PYTHONPATH=$(word 1,$^) $(BIN)/python -m pytest -q tests/serve/test_vllm_backend.py -k "stand_ins or whole"
