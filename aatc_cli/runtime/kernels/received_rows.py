@@ -49,15 +49,6 @@ def received_of(
     return out
 
 
-def received_of_prompts(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lags: tuple[int, int]) -> Tensor:
-    """`core.received.received_near` of whole prompts: query [B, Hq, T, D], keys [B, H, T, D], sums [B, Hq, T]."""
-    if prompt_kernels(query) is None or query.stride(3) != 1 or keys.stride(3) != 1:
-        return received_near(query, keys, sums, scaling, lags)
-    paid = sums.float().contiguous()
-    rows = zip(query.transpose(1, 2), keys.transpose(1, 2), paid, strict=True)
-    return torch.cat([received_of(*row, scaling, lags, 0) for row in rows])
-
-
 def prompt_kernels(rows: Tensor) -> Any:
     """The kernels for such rows, whose products are exact in float32, or None where torch is to do without them."""
     sizes = rows.shape[-1] in (32, 64, 128, 256)

@@ -16,10 +16,9 @@ from torch import Tensor
 from aatc_cli.config import Window
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.layout import exact_slots, packed_tokens
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_by_head, received_near
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.exact import ExactRows
-from aatc_cli.runtime.kernels.received_rows import received_of_prompts
 from aatc_cli.runtime.softmax import OnlineSoftmax, by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.layer import TileLayer, TileRows
@@ -63,7 +62,7 @@ class TileStore:
         """See what the tokens of a prompt receive of one another: query [b, Hq, n, D], keys [b, H, n, D], rotated."""
         lags = self.layer.rule.lags(self.window.recent)
         if view.sums is not None:
-            found = received_of_prompts(query, keys, view.sums, view.scaling, lags)
+            found = received_near(query, keys, view.sums, view.scaling, lags)
         else:
             found = received_by_head(
                 query, keys, view.scaling, lags, sliding=view.sliding_window, sinks=view.sinks, softcap=view.softcap
