@@ -64,7 +64,7 @@ __device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, cons
 }
 
 // grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint2* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
              const uint4* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
