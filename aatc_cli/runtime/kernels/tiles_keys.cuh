@@ -30,7 +30,6 @@ template <class All, int first, int count, class Act> __device__ __forceinline__
 
 // tables in shared memory
 struct Walk {
-  int group;
   u32 matrix;
   const uint2 *queries, *start;
   const uint4* turns;
@@ -108,10 +107,6 @@ template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, co
   if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
   return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) >> 4 * (t % 2), 0u);
 }
-// groups multiply one after another: at once they would wait for the tensor cores together, and for shared memory together after that
-__device__ __forceinline__ void begin_products(int group) { if (GROUPS > 1) await_call(group); }
-__device__ __forceinline__ void end_products(int group) { if (GROUPS > 1) call_group(group + 1 == GROUPS ? 0 : group + 1); }
-
 // products of all steps of a form, two under way at a time and words of two steps read ahead
 template <int form>
 __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, const u8* rec, const Walk& w, const Class& c, int first, int lane) {
@@ -127,7 +122,6 @@ __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, 
     if (i > 1) { pending<1>(); keep(a); }
     const uint2 x = words[(second ? i - 1 : i) % 3];
     if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, second ? x.x >> 4 : x.x);
-    if (i == 0) begin_products(w.group);
     arrive();
     wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP));
     // rows of digits of four bits are sums of two
@@ -135,8 +129,6 @@ __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, 
     close_group();
     if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, lane, i + 2);
   }
-  if (steps == 0) begin_products(w.group);
-  end_products(w.group);
   near.read(w, rec, first, lane);
   pending<0>();
   if (steps > 0) keep(operands[0]);

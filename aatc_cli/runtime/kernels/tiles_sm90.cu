@@ -11,7 +11,6 @@
 // smaller class.
 
 #define THREADS (NW * 32)
-#define GROUPS (NW / 4)       // of four warps that multiply together
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
 #define QT ((G + 3) / 4)      // tiles of four query heads in scores: a column of the query and one of its slope
 #define OT ((G + 7) / 8)      // tiles of eight query heads in sums of values
@@ -137,18 +136,13 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {warp / 4, (u32)descriptor_of(address(smem)), queries, start, turns, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, start, turns, scales, bias};
   Sums sums;
   clear(sums);
   Turned turned;
   turned.shared = own + warp * QT * LOTS * 32 + lane;
-  // groups multiply in turn as long as the first of them has a tile
-  if (w.group == GROUPS - 1) end_products(w.group);
-  for (int place = 0, phase = 0; tile - SPAN * warp < to; tile = behind(tile), ahead = behind(ahead)) {
-    if (tile - SPAN * (warp % 4) >= to) {
-      for (int i = 0; i < c.blocks; i++) { begin_products(w.group); end_products(w.group); }
-      continue;
-    }
+  // four warps multiply together as long as the first of them has a tile
+  for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
     const bool valid = tile < to;
     const int page = page_of(ahead);
     const u8* at = stage + 2 * LOTS * 32 + place * bytes;
@@ -171,7 +165,6 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     if (lane == 0 && page >= 0) fetch(ahead, place, page);
     if (++place == places) { place = 0; phase ^= 1; }
   }
-  if (w.group == 0) begin_products(0);
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }

@@ -18,9 +18,6 @@ __device__ __forceinline__ void arrived(u32 barrier, int parity) {
   asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}" ::"r"(barrier), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
-// a barrier of two groups: one calls, the other waits for the call
-__device__ __forceinline__ void call_group(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory"); }
-__device__ __forceinline__ void await_call(int group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
 
 // pairs of float16 to pairs of e4m3 in the low half of a word, and back
 __device__ __forceinline__ u32 to_e4m3(u32 a) {

@@ -51,13 +51,6 @@ static void meet(Meeting& m, int count) {
 static void __syncwarp() { meet(of_warp[current / 32], 32); }
 static void __syncthreads() { meet(of_all, LANES); }
 static void __threadfence() {}
-static Meeting of_two[LANES / 128 + 1];
-static void call_group(int group) { if (++of_two[group].waiting == 256) { of_two[group].waiting = 0; of_two[group].round++; } }
-static void await_call(int group) {
-  const int round = of_two[group].round;
-  call_group(group);
-  while (of_two[group].round == round) yield();
-}
 
 // what the lanes of a warp show each other
 static u32 shown[LANES][8];
