@@ -147,7 +147,7 @@ class TileShape:
     def _walk_bytes(self, warps: int, places: int) -> int:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 1) * lots * 32
+        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
         walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
         walk += warps * tiles * lots * 256 if tiles > 1 else 0
         # words of digits that are not there are read too

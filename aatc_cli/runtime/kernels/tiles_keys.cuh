@@ -31,8 +31,8 @@ template <class All, int first, int count, class Act> __device__ __forceinline__
 // tables in shared memory
 struct Walk {
   u32 matrix;
-  const uint2 *queries, *start;
-  const uint4* turns;
+  const uint2* queries;
+  const uint4 *turns, *start;
   const float* scales;
   const u32* bias;
 };
@@ -134,12 +134,12 @@ __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, 
   if (steps > 0) keep(operands[0]);
   if (steps > 1) keep(operands[1]);
 }
-// minus the sums of the offsets, which are the same for both tokens
+// minus the sums of the offsets
 __device__ __forceinline__ void start_sums(u32 (&sum)[4 * LOTS], const Walk& w, int lane) {
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
-    const uint2 from = w.start[4 * j + lane % 4];
-    sum[4 * j] = from.x; sum[4 * j + 1] = from.x; sum[4 * j + 2] = from.y; sum[4 * j + 3] = from.y;
+    const uint4 from = w.start[4 * j + lane % 4];
+    sum[4 * j] = from.x; sum[4 * j + 1] = from.y; sum[4 * j + 2] = from.z; sum[4 * j + 3] = from.w;
   }
 }
 

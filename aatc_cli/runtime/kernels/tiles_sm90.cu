@@ -64,7 +64,7 @@ __device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, cons
 
 // grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint2* starts,
+attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
              const uint4* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
@@ -92,7 +92,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   }
   uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
   uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
-  uint2* start = queries + QT * LOTS * 32;               // [LOTS][4]
+  uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
@@ -125,9 +125,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     for (int n = 0, next = begin; n < places && next < to; n++, next = behind(next)) fetch(next, n, page_of(next));
     if (threadIdx.x == 0) {
       const int size = c.matrix * STEP_BYTES;
-      expect(tables_here, size + LOTS * 32 + 64 * SPAN * TURN_ROW * 16);
+      expect(tables_here, size + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
       if (size) bulk(address(smem), matrices + (long long)which * KM * STEP, size, tables_here);
-      bulk(address(start), starts + which * LOTS * 4, LOTS * 32, tables_here);
+      bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
       bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
     }
   }
@@ -136,7 +136,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {(u32)descriptor_of(address(smem)), queries, start, turns, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, turns, start, scales, bias};
   Sums sums;
   clear(sums);
   Turned turned;
