@@ -9,8 +9,7 @@ Digits of one size of one side lie together, `STEP` of them in a step of a produ
                  1: byte b            as of 2 bits, of one step in bits 0 .. 3 and of the next in bits 4 .. 7; of a last
                                       step without a next one those of lane t = 2 n in bits 0 .. 3, of 2 n + 1 above
     values  digits as rows; byte b of a word is of token 2 t + (0, 8, 1, 9)[b], its fields of neighbouring digits
-            bits 4: digits 2 g, 2 g + 1 of 16        2: 4 g .. 4 g + 3 of 32        1: 8 g .. 8 g + 7 of 64,
-            and of a last step of one bit without a next one 4 g .. 4 g + 3, half of the word of g / 2
+            bits 4: digits 2 g, 2 g + 1 of 16        2: 4 g .. 4 g + 3 of 32        1: 8 g .. 8 g + 7 of 64
 
 so that one mask is an operand, whatever lies beside it. Words lie such that the last of them may be missing.
 """
@@ -59,7 +58,7 @@ class Digits:
 
     @property
     def steps(self) -> int:
-        """Steps of a product. Words of digits of one bit are of two steps; of one alone where that is the last."""
+        """Steps of a product. Words of digits of one bit are of two steps, or half of them of one if that is the last."""
         return -(-self.count // STEP)
 
     def fields(self, device: torch.device) -> tuple[Tensor, Tensor]:

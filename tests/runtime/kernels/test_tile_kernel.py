@@ -16,7 +16,6 @@ from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_packing import TilePacking
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
-from aatc_cli.runtime.fused_tiles import forms
 from aatc_cli.runtime.fused_tiles.digits import digits_of
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
@@ -207,16 +206,6 @@ def test_the_kernel_is_its_twin(
         error = (found[row] - expected[row]).square().mean().sqrt() / expected[row].square().mean().sqrt()
         assert error < 2e-3
     assert (received - paid).abs().max() <= 2e-3 * paid.abs().max()
-
-
-def test_one_form_holds_all_classes(emulated: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where layers have more forms than a kernel has code for: steps that a class lacks meet rows of zeros."""
-    monkeypatch.setattr(forms, "_MOST_FORMS", 1)
-    case = Case.of(1, 2, 64, [1100], 2.0, THREE, False, 1e4)
-    assert (len(case.tables.steps.keys), len(case.tables.steps.values)) == (1, 1)
-    expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
-    found = case.attended(emulated, 8)[0]
-    assert (found - expected).square().mean().sqrt() < 2e-3 * expected.square().mean().sqrt()
 
 
 def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[..., Tensor]) -> None:
