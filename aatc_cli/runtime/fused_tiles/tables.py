@@ -149,11 +149,10 @@ class _Made:
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
         found, places, counts = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), list[int]()
-        form = form_of(record, "k", self.steps.keys)
-        firsts = 0, 2 * form[0], 2 * form[0] + form[1]
-        for part, first, steps in zip(record.digits["k"], firsts, form, strict=True):
+        fours, twos, _ = form_of(record, "k", self.steps.keys)
+        for part, first in zip(record.digits["k"], (0, 2 * fours, 2 * fours + twos), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = key_place(part.bits, digit, steps)
+                step, row, counted = key_place(part.bits, digit)
                 found.append(rows[channel, None] * (2.0**shift / counted))
                 places.append(STEP * (first + step) + row)
                 counts.append(counted)
@@ -165,7 +164,7 @@ class _Made:
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = value_place(part.bits, digit, most)
+                step, row, counted = value_place(part.bits, digit)
                 slots[channel, filled[channel]] = STEP * (first + step) + row
                 weights[channel, filled[channel]] = unit[channel] * 2.0**shift / counted / _VALUE_UNIT
                 filled[channel] += 1

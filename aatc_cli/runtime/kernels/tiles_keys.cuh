@@ -97,24 +97,22 @@ struct Near {
   }
 };
 
-// words of step i of a form, of one bit those of the next step too; two lanes share those of an odd last step
-template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int lane, int i) {
-  const int t = lane % 4, mine = 8 * t + lane / 4;
+// words of step i of a form, of one bit those of the next step too
+template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int mine, int i) {
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos;
   if (i < fours) return *(const uint2*)(rec + HEADER + 8 * mine + 256 * i);
   if (i < narrow) return make_uint2(*(const u32*)(rec + here(c.keys2) + 4 * mine + 128 * (i - fours)), 0u);
-  const u8* ones = rec + here(c.keys1) + 64 * (i - narrow);
-  if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
-  return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) >> 4 * (t % 2), 0u);
+  return make_uint2(*(const u32*)(rec + here(c.keys1) + 4 * mine + 64 * (i - narrow)), 0u);
 }
 // products of all steps of a form, two under way at a time and words of two steps read ahead
 template <int form>
 __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, const u8* rec, const Walk& w, const Class& c, int first, int lane) {
+  const int mine = 8 * (lane % 4) + lane / 4;
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
   uint2 words[3];
   u32 operands[2][4];
 #pragma unroll
-  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, lane, i);
+  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, mine, i);
 #pragma unroll
   for (int i = 0; i < steps; i++) {
     u32 (&a)[4] = operands[i % 2];
@@ -127,7 +125,7 @@ __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, 
     // rows of digits of four bits are sums of two
     if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
     close_group();
-    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, lane, i + 2);
+    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, mine, i + 2);
   }
   near.read(w, rec, first, lane);
   pending<0>();

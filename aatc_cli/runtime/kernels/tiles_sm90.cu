@@ -39,9 +39,8 @@ struct SumValues {
   Sums& s;
   const u32 (&b)[WEIGHTS][2];
   const Class& c;
-  const u8* rec;
-  int lane;
-  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, rec, lane); }
+  const u8* at;
+  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, at); }
 };
 struct MultiplyKeys {
   u32 (&sum)[4 * LOTS];
@@ -53,7 +52,7 @@ struct MultiplyKeys {
   template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, near, rec, w, c, first, lane); }
 };
 __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
-  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec, lane});
+  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec + 4 * lane});
 }
 // keys of sixteen tokens of a warp's tile, whose places count from `first`
 __device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, const Walk& w, const Class& c, const u8* rec, int first, int lane) {
