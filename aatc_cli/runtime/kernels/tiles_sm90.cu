@@ -44,20 +44,19 @@ struct SumValues {
 };
 struct MultiplyKeys {
   u32 (&sum)[4 * LOTS];
-  Near& near;
   const u8* rec;
-  const Walk& w;
   const Class& c;
-  int first, lane;
-  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, near, rec, w, c, first, lane); }
+  u32 matrix;
+  int mine;
+  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, rec, c, matrix, mine); }
 };
 __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
   by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec + 4 * lane});
 }
-// keys of sixteen tokens of a warp's tile, whose places count from `first`
-__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, const Walk& w, const Class& c, const u8* rec, int first, int lane) {
+// keys of sixteen tokens of a warp's tile
+__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
   start_sums(sum, w, lane);
-  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, near, rec, w, c, first, lane});
+  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, rec, c, w.matrix, 8 * (lane % 4) + lane / 4});
   keep(sum);
 }
 
@@ -101,27 +100,20 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
   u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
-  // pairs of tiles are the warps' in turn, of which a program has an even number
-  const auto in_pair = [](int tile) { return (int)((u32)tile % SPAN); };
-  const auto behind = [&](int tile) { return in_pair(tile) == SPAN - 1 ? tile + SPAN * NW - (SPAN - 1) : tile + 1; };
-  const auto turn_at = [&](int tile) { return (u32)tile / (SPAN * NW) % 2 * (LOTS * 32); };
-  const auto page_of = [&](int tile) { return tile < to ? pages[b * s.max_tiles + tile] : -1; };
-  // one lane: a tile of the warp on its way, its records of the class and, with the first of a pair, the turn of the pair
-  const auto fetch = [&](int tile, int place, int page) {
+  const auto tile_of = [&](int n) { return from + SPAN * (warp + n / SPAN * NW) + n % SPAN; };
+  const auto page_of = [&](int n) { const int tile = tile_of(n); return tile < to ? pages[b * s.max_tiles + tile] : -1; };
+  // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
+  const auto fetch = [&](int n, int place, int page) {
     const u32 there = address(stage), barrier = mine + 8 * place;
-    const bool first = in_pair(tile) == 0;
-    expect(barrier, (first ? LOTS * 32 : 0) + bytes);
-    if (first) bulk(there + turn_at(tile), start_turns + (u32)tile / SPAN * (LOTS * 4), LOTS * 32, barrier);
+    expect(barrier, (n % SPAN ? 0 : LOTS * 32) + bytes);
+    if (n % SPAN == 0) bulk(there + n / SPAN % 2 * (LOTS * 32), start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, barrier);
     bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, barrier);
   };
-  const int begin = from + SPAN * warp;
-  int tile = begin, ahead = begin;
-  for (int n = 0; n < places; n++) ahead = behind(ahead);
   if (lane == 0) {
     for (int n = 0; n < MOST; n++) make_barrier(mine + 8 * n, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    for (int n = 0, next = begin; n < places && next < to; n++, next = behind(next)) fetch(next, n, page_of(next));
+    for (int n = 0; n < places; n++) if (tile_of(n) < to) fetch(n, n, page_of(n));
     if (threadIdx.x == 0) {
       const int size = c.matrix * STEP_BYTES;
       expect(tables_here, size + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
@@ -140,28 +132,28 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   clear(sums);
   Turned turned;
   turned.shared = own + warp * QT * LOTS * 32 + lane;
+  int place = 0, phase = 0;
   // four warps multiply together as long as the first of them has a tile
-  for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
-    const bool valid = tile < to;
-    const int page = page_of(ahead);
+  for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
+    const bool valid = tile_of(n) < to;
+    const int page = page_of(n + places);
     const u8* at = stage + 2 * LOTS * 32 + place * bytes;
     if (valid) arrived(mine + 8 * place, phase);
-    if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
+    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
     for (int i = 0; i < c.blocks; i++) {
       const u8* rec = at + i * c.size;
       u32 sum[4 * LOTS];
-      Near near;
-      take_keys(sum, near, w, c, rec, in_pair(tile) * 64, lane);
+      take_keys(sum, w, c, rec, lane);
       if (!valid) continue;
       float sc[QT][2];
-      scores_of(sc, sum, w, near, rec, turned, lane);
+      scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
       u32 weights[WEIGHTS][2];
       weigh(weights, sc, sums, w, rec, lane);
       sum_values(sums, weights, c, rec, lane);
     }
     // all of this tile has been read
     __syncwarp();
-    if (lane == 0 && page >= 0) fetch(ahead, place, page);
+    if (lane == 0 && page >= 0) fetch(n + places, place, page);
     if (++place == places) { place = 0; phase ^= 1; }
   }
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
