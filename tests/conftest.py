@@ -289,3 +289,11 @@ def measured() -> Callable[..., list[Any]]:
         return list(found.call()(found, call, found.part("settings", "Settings")(**asked)))
 
     return run_task
+
+
+@pytest.fixture
+def float64():
+    """Sums of attention, which add in another order in one pass than token by token: near ties would fall apart."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

@@ -1,12 +1,37 @@
-"""A decode step that is captured once in a CUDA graph and replayed for every token."""
+"""What is captured once in a CUDA graph and replayed: any launches, and a decode step for every token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+
+def captured(
+    run: Callable[[], None],
+    device: torch.device,
+    between: Callable[[], None] | None = None,
+    warm: int = 2,
+    mode: Literal["global", "thread_local"] = "global",
+) -> torch.cuda.CUDAGraph:
+    """A graph of what ``run`` launches, after ``warm`` runs on a side stream and ``between``; all of them write.
+
+    mode: whose other calls break a capture, those of all threads or of this one.
+    """
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    if between is not None:
+        between()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        run()
+    return graph
 
 
 class CapturedStep:
@@ -32,18 +57,8 @@ class CapturedStep:
 
     def capture(self, between: Callable[[], None] | None = None) -> None:
         """Capture a step, after two that warm up and ``between``; all of them write what a step writes."""
-        side = torch.cuda.Stream(self.tokens.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(2):
-                self._forward()
-        torch.cuda.current_stream().wait_stream(side)
-        if between is not None:
-            between()
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            self._forward()
-        self.graph = graph
+        with torch.no_grad():
+            self.graph = captured(self._forward, self.tokens.device, between)
 
     def _forward(self) -> None:
         found: Tensor = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]

@@ -17,6 +17,7 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 from aatc_cli.models.cache_hooks import CacheCall, hosted
 from aatc_cli.models.compressed import HostedCache
+from aatc_cli.runtime.captured import captured
 from aatc_cli.runtime.session import Session, attend
 from aatc_cli.runtime.simulated.store import SimulatedStore
 from aatc_cli.runtime.sliding import SlidingStore
@@ -91,7 +92,8 @@ class InPlaceSteps:
         hosting = HostedCache(self.rows, len(self.layers))
         self.kwargs = {session.keyword: hosting, "use_cache": True, "logits_to_keep": 1}
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.logits = self._begun()
+        self.logits: Tensor
+        self._begin()
         self.refresh()
 
     @classmethod
@@ -114,7 +116,7 @@ class InPlaceSteps:
             self.graph.replay()
         else:
             with hosted(self.model, self.layers, attend):
-                self.logits = self._run()
+                self._run()
         self.rows.columns += 1
         return self.logits
 
@@ -147,7 +149,7 @@ class InPlaceSteps:
             hidden[:, :, span] = found.dropped
 
     @torch.no_grad()
-    def _begun(self) -> Tensor:
+    def _begin(self) -> None:
         """One step that is not counted, to see how keys are rotated; on a GPU the graph of all others."""
         for index, store in enumerate(_stores(self.cache) if isinstance(self.cache, HostedCache) else []):
             if isinstance(store, TileStore) and store.layer.dropped is not None:
@@ -155,25 +157,16 @@ class InPlaceSteps:
                 self.rows.hidden[index] = torch.zeros(keys.shape[:3], dtype=torch.bool, device=keys.device)
         place, position = self.rows.place.clone(), self.positions.clone()
         with hosted(self.model, self.layers, attend):
-            logits = self._run()
-            if logits.is_cuda:
-                side = torch.cuda.Stream(logits.device)  # type: ignore[no-untyped-call]
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    self._run()
-                torch.cuda.current_stream().wait_stream(side)
-                self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph):
-                    logits = self._run()
+            self._run()
+            if self.tokens.is_cuda:
+                self.graph = captured(self._run, self.tokens.device, warm=1)
         self.rows.place.copy_(place)
         self.positions.copy_(position)
-        return logits
 
-    def _run(self) -> Tensor:
-        logits: Tensor = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
+    def _run(self) -> None:
+        self.logits = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
         self.rows.place += 1
         self.positions += 1
-        return logits
 
 
 def _sides(prompts: Any) -> tuple[list[Tensor], list[Tensor]]:

@@ -26,6 +26,7 @@ from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.profiles import load_recipe
 from aatc_cli.runtime.second_pass import Reader
 
+pytestmark = pytest.mark.usefixtures("float64")
 WINDOW, RULE = Window(sinks=2, recent=32, flush=16), TileRule((8, 4, 4), "head")
 # 64 tokens are packed behind the prompt and no others before the end
 PROMPT, LENGTH, SHARE = 83, 98, 0.35
@@ -34,13 +35,6 @@ PROMPT, LENGTH, SHARE = 83, 98, 0.35
 @pytest.fixture(scope="module")
 def model(tiny_llama):
     return load_model(find_model(str(tiny_llama))).double()
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def tokens_of() -> torch.Tensor:

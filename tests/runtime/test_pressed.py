@@ -29,6 +29,7 @@ from aatc_cli.runtime.pressed.form import pressed_spec
 from aatc_cli.runtime.second_pass import Reader
 from aatc_cli.runtime.session import Session
 
+pytestmark = pytest.mark.usefixtures("float64")
 WINDOW = Window(sinks=3, recent=16, flush=8)
 LENGTH, PROMPT, SHARE = 90, 61, 0.3
 NAMES = [press.name for press in PRESSES if not press.nothing and not press.says_classes]
@@ -46,14 +47,6 @@ def tiny_gemma(new_model, tmp_path_factory):
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_qwen2", "tiny_gemma"])
 def model(request):
     return load_model(find_model(str(request.getfixturevalue(request.param)))).double()
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    """Sums of attention, which add in another order in one pass than token by token: near ties would fall apart."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def tokens_of(batch: int = 1, length: int = LENGTH, seed: int = 1) -> torch.Tensor:

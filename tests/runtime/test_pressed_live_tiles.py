@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aatc_cli.config import Window
-from aatc_cli.core import SIDES
-from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.priced import Levels
 from aatc_cli.core.press.state import Pressed
-from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.forced.passes import forced_logits
 from aatc_cli.evals.forced.teacher_forced import Method
@@ -24,45 +19,18 @@ from aatc_cli.runtime.pressed.form import pressed_spec
 from aatc_cli.runtime.second_pass import Reader
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.tiles.form import tiles_spec
+from tests.evals.test_pressed_tiles import PROMPT, SHARE, WINDOW, codecs_of
+from tests.runtime.test_pressed import close, decoded, encode, tokens_of
 
-WINDOW, RULE = Window(sinks=2, recent=32, flush=16), TileRule((8, 4, 4), "head")
+pytestmark = pytest.mark.usefixtures("float64")
 # 64 tokens are packed behind the prompt, and two tiles more before the end
-PROMPT, LENGTH, SHARE = 83, 125, 0.35
+LENGTH = 125
 NAMES = ["snapkv", "critical-kv", "kvzip", "priced", "priced-own"]
 
 
 @pytest.fixture(scope="module")
 def model(tiny_llama):
     return load_model(find_model(str(tiny_llama))).double()
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def encode(text: str) -> list[int]:
-    return list(text.encode())
-
-
-def tokens_of(batch: int = 2, length: int = LENGTH, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def codecs_of(bits: tuple[int, ...]) -> list[dict[str, TileCodec]]:
-    found = []
-    for layer in range(4):
-        sides = {}
-        for index, side in enumerate(SIDES):
-            generator = torch.Generator().manual_seed(10 * layer + index)
-            encoded = torch.randn(2, 16, 16, generator=generator) + 3 * torch.eye(16)
-            ones = torch.ones(32)
-            codec = TransformCodec(encoded, torch.linalg.inv(encoded), ones, ones.long(), ones, "lloyd", scale_bits=8)
-            sides[side] = TileCodec(codec, torch.tensor(bits)[:, None].expand(-1, 32).clone(), RULE)
-        found.append(sides)
-    return found
 
 
 def pressed_by(name: str) -> Pressed:
@@ -82,28 +50,11 @@ def session_of(model, name: str, bits=(1, 3, 6)) -> Session:
     return Session.of(name, model, layers, pressed_spec(model, layers, spec, pressed_by(name), "simulated"))
 
 
-@torch.no_grad()
-def decoded(session, tokens, prompt: int) -> torch.Tensor:
-    """Logits of the last prompt token and of every one behind it, each fed by itself."""
-    ids, mask = tokens[:, :prompt], torch.ones(tokens.shape[0], prompt, dtype=torch.long)
-    [(first, cache)] = shared_prefill([session], ids, mask, mask.cumsum(1) - 1, encode)
-    rows = [first]
-    with session.attached():
-        for place in range(prompt, tokens.shape[1]):
-            step = session.model(tokens[:, place : place + 1], use_cache=True, **{session.keyword: cache})
-            rows.append(step.logits[:, -1])
-    return torch.stack(rows, 1)
-
-
-def close(got, expected) -> bool:
-    return float((got - expected).abs().max() / expected.abs().max()) < 1e-9
-
-
 @pytest.mark.parametrize(("prompt", "bits"), [(PROMPT, (1, 3, 6)), (PROMPT, (0, 2, 5)), (20, (1, 3, 6))])
 @pytest.mark.parametrize("name", NAMES)
 def test_token_by_token_is_the_one_pass_evaluator(model, name, prompt, bits):
     """Two sequences; classes of no bits; a prompt that is shorter than the window, behind which nothing is pressed."""
-    tokens, places = tokens_of(), torch.arange(prompt - 1, LENGTH)
+    tokens, places = tokens_of(2, LENGTH), torch.arange(prompt - 1, LENGTH)
     method = Method(name, codecs_of(bits), WINDOW, "pre-rope", pressed_by(name), Reader(encode))
     expected = forced_logits(model, attention_sites(model), method, tokens, places, prompt)
     assert close(decoded(session_of(model, name, bits), tokens, prompt), expected)
@@ -158,4 +109,4 @@ def test_what_is_refused(model):
         pressed_spec(model, layers, spec, pressed_by("snapkv"), "packed")
     session = session_of(model, "priced")
     with session.attached(), torch.no_grad(), pytest.raises(AatcError, match="reads a prompt a second time"):
-        model(tokens_of(), use_cache=True, **{session.keyword: session.new_cache()})
+        model(tokens_of(2, LENGTH), use_cache=True, **{session.keyword: session.new_cache()})

@@ -34,18 +34,26 @@ from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.stages.report import make_report
 
 GEOMETRY = Geometry(layers=3, heads=8, kv_heads=4, head_dim=64, hidden_size=64)
-PROFILE = ModelProfile(
-    name="small",
-    model="o/small",
-    geometry=GEOMETRY,
-    context=4096,
-    head_groups=2,
-    calibration=Calibration(rates=TextMixture(sources=["builtin:python-docs"], samples=1, length=64)),
-)
 WINDOW = Window(sinks=4, recent=128, flush=64)
 CPU = torch.device("cpu")
 RATES = DeviceRates(bytes=1e9, instructions=2e9, multiply_adds=4e9)
 CUDA = EvalOptions(device="cuda")
+
+
+def profile_of(geometry: Geometry) -> ModelProfile:
+    """A profile of a model that is nowhere."""
+    rates = TextMixture(sources=["builtin:python-docs"], samples=1, length=64)
+    return ModelProfile(
+        name="small",
+        model="o/small",
+        geometry=geometry,
+        context=4096,
+        head_groups=2,
+        calibration=Calibration(rates=rates),
+    )
+
+
+PROFILE = profile_of(GEOMETRY)
 
 
 class FakeBench:

@@ -25,19 +25,12 @@ from aatc_cli.evals.speed.settings import Settings
 from aatc_cli.evals.speed.table import speed_table
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models import random
-from aatc_cli.profiles import Calibration, ModelProfile, TextMixture
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.tiles.layer import TileLayer
+from tests.stages.test_speed_geometry import profile_of
 
 GEOMETRY = Geometry(layers=2, heads=4, kv_heads=2, head_dim=64, hidden_size=256)
-PROFILE = ModelProfile(
-    name="small",
-    model="o/small",
-    geometry=GEOMETRY,
-    context=4096,
-    head_groups=2,
-    calibration=Calibration(rates=TextMixture(sources=["builtin:python-docs"], samples=1, length=64)),
-)
+PROFILE = profile_of(GEOMETRY)
 CPU = torch.device("cpu")
 CUDA = EvalOptions(device="cuda")
 

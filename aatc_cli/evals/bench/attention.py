@@ -15,6 +15,7 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.bench.synthetic import random_tiles, synthetic_tables
+from aatc_cli.runtime.captured import captured
 from aatc_cli.runtime.fused.reference import decode_attention
 from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape, Tuning
@@ -39,15 +40,9 @@ class Timing:
 
 def graph_seconds(call: Callable[[], int], repeats: int) -> list[float]:
     """Seconds per unit of work of ``call``, which returns how many it did; captured once, then replayed."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        count = call()
+    counts: list[int] = []
+    graph = captured(lambda: counts.append(call()), torch.device("cuda", torch.cuda.current_device()))
+    count = counts[-1]
     found = []
     for _ in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -19,54 +19,59 @@ from aatc_cli.runtime.tiles.form import TilesForm
 
 
 @dataclass(frozen=True)
-class PressedForm(SimulatedForm):
-    """Stores of full vectors with a mask. outputs: weights of the output projections, of presses that read them."""
+class ModelPress:
+    """A press over all layers of a model. outputs: weights of the output projections, of presses that read them."""
 
-    pressed: Pressed | None = None
-    heads: int = 1
-    outputs: tuple[Tensor | None, ...] = field(default=(), repr=False)
+    pressed: Pressed
+    heads: int
+    outputs: tuple[Tensor | None, ...] = field(repr=False)
+
+    def places(self, room: int | None) -> list[PressPlace]:
+        """What a store has to know of every compressed layer; raises `AatcError` for ``room``, which none has."""
+        if room is not None:
+            raise AatcError("a simulated cache has no spare room", "leave out the number of tokens it is for")
+        return [PressPlace(self.pressed, place, self.heads, output) for place, output in enumerate(self.outputs)]
+
+    def facts(self) -> list[Any]:
+        """The press, the share it leaves, and what its codes cost."""
+        return [str(self.pressed.rule.name), self.pressed.share, self.pressed.costs]
+
+
+@dataclass(frozen=True)
+class PressedForm(SimulatedForm):
+    """Stores of full vectors with a mask."""
+
+    press: ModelPress = field(kw_only=True)
 
     def stores(self, batch: int, room: int | None = None) -> list[Store]:
         """Empty stores of every compressed layer."""
-        assert self.pressed is not None
-        if room is not None:
-            raise AatcError("a simulated cache has no spare room", "leave out the number of tokens it is for")
         empty = self.empty.expand(batch, *self.empty.shape)
         return [
-            PressedStore(
-                layer, self.window, self.coordinates, empty, PressPlace(self.pressed, place, self.heads, output)
-            )
-            for place, (layer, output) in enumerate(zip(self.layers, self.outputs, strict=True))
+            PressedStore(layer, self.window, self.coordinates, empty, place)
+            for layer, place in zip(self.layers, self.press.places(room), strict=True)
         ]
 
     def facts(self) -> list[Any]:
         """Everything that the codecs hold, and the press."""
-        assert self.pressed is not None
-        return [*super().facts(), str(self.pressed.rule.name), self.pressed.share, self.pressed.costs]
+        return [*super().facts(), *self.press.facts()]
 
 
 @dataclass(frozen=True)
 class PressedTilesForm(TilesForm):
-    """Stores of simulated tiles with a mask; fields as of `PressedForm`."""
+    """Stores of simulated tiles with a mask."""
 
-    pressed: Pressed | None = None
-    heads: int = 1
-    outputs: tuple[Tensor | None, ...] = field(default=(), repr=False)
+    press: ModelPress = field(kw_only=True)
 
     def stores(self, batch: int, room: int | None = None) -> list[Store]:
         """Empty stores of every compressed layer."""
-        assert self.pressed is not None
-        if room is not None:
-            raise AatcError("a simulated cache has no spare room", "leave out the number of tokens it is for")
         return [
-            PressedTileStore(layer, self.window, batch, self.dtype, PressPlace(self.pressed, place, self.heads, output))
-            for place, (layer, output) in enumerate(zip(self.layers, self.outputs, strict=True))
+            PressedTileStore(layer, self.window, batch, self.dtype, place)
+            for layer, place in zip(self.layers, self.press.places(room), strict=True)
         ]
 
     def facts(self) -> list[Any]:
         """Everything that the codecs hold, and the press."""
-        assert self.pressed is not None
-        return [*super().facts(), str(self.pressed.rule.name), self.pressed.share, self.pressed.costs]
+        return [*super().facts(), *self.press.facts()]
 
 
 def pressed_spec(
@@ -81,16 +86,13 @@ def pressed_spec(
     form, geometry = simulated.form, geometry_of(model.config)
     sites = [layer for layer in layers if isinstance(layer, AttentionSite)]
     outputs = tuple(site.o.weight.detach() if pressed.rule.output else None for site in sites)
+    press = ModelPress(pressed, geometry.kv_heads, outputs)
     made: PressedForm | PressedTilesForm
     if isinstance(form, TilesForm):
-        made = PressedTilesForm(
-            form.layers, form.window, form.dtype, "simulated", form.coordinates, pressed, geometry.kv_heads, outputs
-        )
+        made = PressedTilesForm(form.layers, form.window, form.dtype, "simulated", form.coordinates, press=press)
     else:
         assert isinstance(form, SimulatedForm)
-        made = PressedForm(
-            form.layers, form.window, form.coordinates, form.empty, "simulated", pressed, geometry.kv_heads, outputs
-        )
+        made = PressedForm(form.layers, form.window, form.coordinates, form.empty, "simulated", press=press)
     # how much a press leaves depends on where a prompt ended, if it acts then: no number of tokens says the bytes
     layout = None if pressed.acts == "prompt" else simulated.layout
     return CacheSpec.of(model, layers, made, made.window, layout)
@@ -98,4 +100,4 @@ def pressed_spec(
 
 def pressed_of(spec: CacheSpec) -> Pressed | None:
     """The press of these caches; None where all tokens stay."""
-    return spec.form.pressed if isinstance(spec.form, PressedForm | PressedTilesForm) else None
+    return spec.form.press.pressed if isinstance(spec.form, PressedForm | PressedTilesForm) else None

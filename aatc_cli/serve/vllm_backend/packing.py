@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aatc_cli.runtime.captured import captured
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.serve.vllm_backend.numbers import on_device
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
@@ -72,14 +73,7 @@ class Packing:
     def _capture(self, caches: Sequence[Tensor], numbers: Tensor, where: tuple[int, ...]) -> _Captured:
         """A graph of packing; what runs before it packs these numbers already, to the bytes that the graph writes."""
         kept = numbers.clone()
-        side = torch.cuda.Stream(kept.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._pack(caches, kept)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._pack(caches, kept)
+        graph = captured(lambda: self._pack(caches, kept), kept.device, warm=1, mode="thread_local")
         return _Captured(graph, kept, where)
 
     def _pack(self, caches: Sequence[Tensor], numbers: Tensor) -> None:
