@@ -91,7 +91,7 @@ def test_a_graph_chooses_what_steps_one_by_one_do(session_of: Any, monkeypatch: 
             Graph.run()
 
     @contextmanager
-    def captured(graph: Any) -> Any:
+    def captured(graph: Any, capture_error_mode: str) -> Any:
         yield
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
