@@ -69,9 +69,11 @@ class Reader:
         fresh = [place for place, name in enumerate(names) if name not in self._known]
         if fresh and len(self._known) + len(fresh) > _KNOWN:
             self._known, fresh = {}, list(range(len(names)))
-        for part in torch.tensor(fresh, dtype=torch.int64).split(max(_AT_ONCE // tokens.shape[1], 1)):
-            found = second_reading(model, sites, tokens[part.to(tokens.device)], self.encode, sinks)
-            for row, place in enumerate(part.tolist()):
+        size = max(_AT_ONCE // tokens.shape[1], 1)
+        for start in range(0, len(fresh), size):
+            part = fresh[start : start + size]
+            found = second_reading(model, sites, tokens[part], self.encode, sinks)
+            for row, place in enumerate(part):
                 self._known[names[place]] = [reading.row(row) for reading in found]
         return [self._known[name] for name in names]
 

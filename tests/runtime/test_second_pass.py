@@ -84,7 +84,7 @@ def test_prompts_read_together_are_read_as_alone(tiny_llama, monkeypatch):
     sites = attention_sites(model)
     tokens = torch.randint(0, 256, (5, LENGTH), generator=torch.Generator().manual_seed(7))
     reader = Reader(encode)
-    reader.readings(model, sites, tokens[1:2], SINKS)
+    assert reader.readings(model, sites, tokens[1:2], SINKS) == reader.readings(model, sites, tokens[1:2], SINKS)
     for row, found in zip(tokens, reader.readings(model, sites, tokens, SINKS), strict=True):
         for mine, alone in zip(found, second_reading(model, sites, row[None], encode, SINKS), strict=True):
             torch.testing.assert_close(mine.largest, alone.largest, **NEAR)
