@@ -307,7 +307,9 @@ def ruler(given: argparse.Namespace) -> None:
     jobs, tokenizer = live_server.ruler_jobs(
         argparse.Namespace(model=given.model, ruler=given.ruler, prompts=given.file)
     )
-    changes = {"max_model_len": 4160, "max_num_seqs": 16, "max_num_batched_tokens": 4160}
+    changes = {"max_model_len": 4160, "max_num_seqs": 16, "max_num_batched_tokens": 16640}
+    # a prompt that is cut reads its own beginning packed
+    changes["enable_chunked_prefill"] = False
     llm = engine(given.model, given.plan, given, kv_cache_memory_bytes=1 << 30, **changes)
     end = tokenizer.raw.eos_token_id
     for job in jobs:
