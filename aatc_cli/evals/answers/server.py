@@ -54,7 +54,7 @@ class Server:
     def complete(self, tokens: list[int], room: int) -> str:
         """At most ``room`` greedy tokens behind ``tokens``, as text; raises `AatcError` with what the server says."""
         body = {"model": self.model, "prompt": tokens, "max_tokens": room, "temperature": 0.0}
-        choices = self._ask("/v1/completions", body).get("choices")
+        choices: Any = self._ask("/v1/completions", body).get("choices")
         try:
             return str(choices[0]["text"])
         except (TypeError, KeyError, IndexError) as error:
