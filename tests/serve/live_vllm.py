@@ -214,11 +214,11 @@ def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
     return {"equal": len(found) - len(parted), "of": len(found), "apart": round(apart, 6), "parted": parted}
 
 
-def forced(model: str, plan: str | None, dtype: str):
+def forced(model: str, plan: str | None, dtype: str, sinks: int | None = None):
     """A function: log-probabilities [steps, V] of a cache that is fed a prompt and an engine's answer to it."""
     import torch
 
-    loaded, session = opened(model, plan, dtype)
+    loaded, session = opened(model, plan, dtype, sinks)
 
     def feed(prompt: list[int], answer: Answer):
         with session.attached(), torch.no_grad():
@@ -242,7 +242,9 @@ def divergence(first, second) -> list[float]:
     return (p.exp() * (p - q)).sum(1).tolist()
 
 
-def given_the_same_tokens(given: argparse.Namespace, found: list[tuple[list[int], Answer]]) -> None:
+def given_the_same_tokens(
+    given: argparse.Namespace, found: list[tuple[list[int], Answer]], sinks: int | None = None, **facts
+) -> None:
     """How far the engine is from the fused cache that is fed its answers, and how far caches of other types are.
 
     Of steps that read tiles and of those that read none. What rounding does to a plan depends on the type of numbers:
@@ -251,7 +253,7 @@ def given_the_same_tokens(given: argparse.Namespace, found: list[tuple[list[int]
     import torch
 
     caches = {"own": (given.plan, given.dtype), "float32": (given.plan, "float32"), "model": (None, "float32")}
-    feeds = {name: forced(given.model, *what) for name, what in caches.items()}
+    feeds = {name: forced(given.model, *what, sinks if what[0] else None) for name, what in caches.items()}
     sums: dict[str, dict[str, list[float]]] = {"tiles": {}, "no_tiles": {}}
     count = 0
     for prompt, answer in found:
@@ -269,13 +271,13 @@ def given_the_same_tokens(given: argparse.Namespace, found: list[tuple[list[int]
         values["float32_apart"] = (logs["own"] - logs["float32"])[:, :5].abs().amax(1).tolist()
         for name, steps in values.items():
             for step, value in enumerate(steps):
-                kind = "tiles" if step and len(prompt) + step > 132 else "no_tiles"
+                kind = "tiles" if step and len(prompt) + step > (sinks or 4) + 128 else "no_tiles"
                 sums[kind].setdefault(name, []).append(value)
     for kind, named in sums.items():
         if named:
             mean = {name: float(f"{sum(values) / len(values):.3g}") for name, values in named.items()}
             most = {name: float(f"{max(values):.3g}") for name, values in named.items()}
-            say(given_the_same_tokens=kind, prompts=count, steps=len(named["apart"]), mean=mean, most=most)
+            say(given_the_same_tokens=kind, prompts=count, steps=len(named["apart"]), mean=mean, most=most, **facts)
 
 
 def preempted_at(llm, count: int) -> dict[int, list[int]]:
@@ -365,9 +367,12 @@ def shared(given: argparse.Namespace) -> None:
     from aatc_cli.serve.vllm_backend.served import served_of
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
+    heads = [(head * 3)[:640] for head in sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]]
     tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
-    prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
+    if given.text:
+        pieces = text_prompts(given.model, given.text, [640, 640, *map(len, tails)])
+        heads, tails = pieces[:2], pieces[2:]
+    prompts = [heads[i % 2] + tail for i, tail in enumerate(tails)]
     changes = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -384,6 +389,9 @@ def shared(given: argparse.Namespace) -> None:
     again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
     say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
+    if given.forced:
+        given_the_same_tokens(given, list(zip(prompts, cold, strict=False)), 64, of="cold")
+        given_the_same_tokens(given, list(zip(prompts, again, strict=True)), 64, of="hits")
     generate = reference(given.model, given.plan, given.dtype, 64)
     own = [generate(ids, given.steps) for ids in prompts]
     # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
