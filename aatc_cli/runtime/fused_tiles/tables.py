@@ -83,7 +83,9 @@ class TileTables:
         facts, matrices, starts, slots, weights, offsets, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
-        value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
+        value_bias = (
+            torch.zeros(heads, size, dtype=torch.float32) if biases["v"] is None else biases["v"].view(heads, size)
+        )
         return cls(
             facts.to(device),
             matrices.to(device),
@@ -113,7 +115,7 @@ class _Made:
         self.bits = {side: codecs[side].bits.cpu() for side in SIDES}
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
-        none = torch.zeros(tiles.heads * tiles.size)
+        none = torch.zeros(tiles.heads * tiles.size, dtype=torch.float32)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         self.key_rows: list[Tensor] = []
 
@@ -136,11 +138,12 @@ class _Made:
         slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
         self.key_rows.append(read * scale.repeat(2))
-        middle = torch.tensor([(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels])
+        middles = [(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels]
+        middle = torch.tensor(middles, dtype=torch.float64)
         return (
             self._facts(record, head, k),
             _columns(slots, size),
-            _by_lane(-(middle.to(torch.float64) @ read) * _KEY_UNIT, size),
+            _by_lane(-(middle @ read) * _KEY_UNIT, size),
             *self._value_digits(record, unit["v"], widths["v"]),
             scale / _KEY_UNIT,
             self.bias[head, self.order] / scale.repeat(2) * _KEY_UNIT,
@@ -161,7 +164,8 @@ class _Made:
 
     def _value_digits(self, record: Record, unit: Tensor, widths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
-        slots, weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32), torch.zeros(unit.numel(), _DIGITS)
+        slots = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32)
+        weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.float32)
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
