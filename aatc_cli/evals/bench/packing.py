@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
+from aatc_cli.core.brought import brought
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
@@ -18,7 +20,7 @@ from aatc_cli.evals.bench.rows import Size, speed_rows
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
 from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.evals.speed.result import SpeedCheck
-from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
+from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.tiles.layer import TileLayer
 
@@ -49,11 +51,8 @@ def packing_timings(
 
     Bytes are those of the bfloat16 keys and values that are packed.
     """
-    codecs, tokens = synthetic_codecs(geometry, bits, device), max(tokens // TILE, 1) * TILE
-    held = RecordTiles(codecs, RULE, geometry.kv_heads)
-    layers = [
-        made(0, codecs, {"k": None, "v": None}, RULE, geometry.kv_heads, held) for made in (TileLayer, FusedTileLayer)
-    ]
+    layers, held = packing_layers(geometry, bits, device)
+    codecs, tokens = layers[0].codecs, max(tokens // TILE, 1) * TILE
     generator = torch.Generator(device).manual_seed(1)
     rows = {side: like_coded(codecs[side], tokens, geometry.kv_heads, generator) for side in SIDES}
     received = torch.rand(1, RULE.orders(geometry.kv_heads), tokens, device=device, generator=generator)
@@ -69,6 +68,16 @@ def packing_timings(
         seconds = [_seconds(call) for _ in range(repeats + 1)][1:]
         found.append(Timing(name, seconds, sum(part.nbytes for part in rows.values())))
     return found, apart
+
+
+def packing_layers(geometry: Geometry, bits: float, device: torch.device) -> tuple[list[TileLayer], RecordTiles]:
+    """One layer of a synthetic plan twice: packed by torch, and by the kernel."""
+    heads, host = geometry.kv_heads, synthetic_codecs(geometry, bits, torch.device("cpu"))
+    records, codecs = RecordTiles(host, RULE, heads), brought(host, device)
+    held = records.on(codecs)
+    tables = EncodeTables.of(records).to(device) if device.type == "cuda" else None
+    given: tuple[Any, ...] = 0, codecs, {"k": None, "v": None}, RULE, heads, held
+    return [TileLayer(*given), FusedTileLayer(*given, tables)], held
 
 
 def like_coded(codec: TileCodec, tokens: int, heads: int, generator: torch.Generator) -> Tensor:
