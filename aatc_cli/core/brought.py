@@ -34,7 +34,8 @@ def brought(thing: T, device: torch.device | str) -> T:
 
     _with(thing, find)
     there = _copied(found, place)
-    return _with(thing, lambda tensor: there[id(tensor)])
+    made: T = _with(thing, lambda tensor: there[id(tensor)])
+    return made
 
 
 def _with(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:

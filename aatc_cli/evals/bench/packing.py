@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
-from aatc_cli.core.brought import brought
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
@@ -20,7 +18,7 @@ from aatc_cli.evals.bench.rows import Size, speed_rows
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
 from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.evals.speed.result import SpeedCheck
-from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer
+from aatc_cli.runtime.fused_tiles.layers import fused_layers
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.tiles.layer import TileLayer
 
@@ -72,12 +70,11 @@ def packing_timings(
 
 def packing_layers(geometry: Geometry, bits: float, device: torch.device) -> tuple[list[TileLayer], RecordTiles]:
     """One layer of a synthetic plan twice: packed by torch, and by the kernel."""
-    heads, host = geometry.kv_heads, synthetic_codecs(geometry, bits, torch.device("cpu"))
-    records, codecs = RecordTiles(host, RULE, heads), brought(host, device)
-    held = records.on(codecs)
-    tables = EncodeTables.of(records).to(device) if device.type == "cuda" else None
-    given: tuple[Any, ...] = 0, codecs, {"k": None, "v": None}, RULE, heads, held
-    return [TileLayer(*given), FusedTileLayer(*given, tables)], held
+    codecs = synthetic_codecs(geometry, bits, torch.device("cpu"))
+    [fused] = fused_layers([0], [codecs], [{"k": None, "v": None}], None, torch.empty(0, device=device))
+    made = fused.layer
+    assert isinstance(made.held, RecordTiles)
+    return [TileLayer(0, made.codecs, made.biases, RULE, geometry.kv_heads, made.held), made], made.held
 
 
 def like_coded(codec: TileCodec, tokens: int, heads: int, generator: torch.Generator) -> Tensor:

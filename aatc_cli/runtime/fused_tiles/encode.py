@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.brought import brought
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import Span, Tables
 from aatc_cli.core.scales import pack_scales, scale_grid
@@ -87,12 +86,8 @@ class EncodeTables:
             tiles.nbytes,
         )
 
-    def to(self, device: torch.device) -> EncodeTables:
-        """Move to a device."""
-        return brought(self, device).scaled(device)
-
     def scaled(self, device: torch.device) -> EncodeTables:
-        """The same with the codes of scales that the device itself finds, whose logarithms are its own."""
+        """The same, on a device, with the codes of scales as that device finds them: its logarithms are its own."""
         return replace(self, scale_codes=_scale_codes(device), scales=scale_grid(device).to(torch.float32))
 
 
