@@ -36,7 +36,7 @@ class TileTables:
     classes int32 [H, N, 16]: which forms of keys and of values a class has, steps of its matrix, where in a record
     keys of 2 and of 1 bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row
     blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
-    of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 8], minus the sums of the offsets;
+    of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 4], minus the sums of the offsets;
     digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
     [H, D, D]; value_bias float32 [H, D]. A bias is that of the projection and the mean that codes are about.
@@ -150,10 +150,11 @@ class _Made:
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
         channels, shares, places, counts = list[int](), list[float](), list[int](), list[int]()
-        fours, twos, _ = form_of(record, "k", self.steps.keys)
-        for part, first in zip(record.digits["k"], (0, 2 * fours, 2 * fours + twos), strict=True):
+        form = form_of(record, "k", self.steps.keys)
+        firsts = 0, 2 * form[0], 2 * form[0] + form[1]
+        for part, first, steps in zip(record.digits["k"], firsts, form, strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = key_place(part.bits, digit)
+                step, row, counted = key_place(part.bits, digit, steps)
                 channels.append(channel)
                 shares.append(2.0**shift / counted)
                 places.append(STEP * (first + step) + row)
@@ -167,7 +168,7 @@ class _Made:
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = value_place(part.bits, digit)
+                step, row, counted = value_place(part.bits, digit, most)
                 slots[channel][filled[channel]] = STEP * (first + step) + row
                 shares[channel][filled[channel]] = 2.0**shift / counted / _VALUE_UNIT
                 filled[channel] += 1
@@ -208,8 +209,5 @@ def _columns(rows: Tensor, size: int) -> Tensor:
 
 
 def _by_lane(row: Tensor, size: int) -> Tensor:
-    """A row [D] as lanes hold it of two tokens: [D / 16, 4, 8].
-
-    Dimensions 8 j + 2 t and the next, both twice, and those D / 2 further on.
-    """
-    return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2) for _ in range(2)], 2).flatten(2)
+    """A row [D] as lanes hold it: [D / 16, 4, 4], dimensions 8 j + 2 t and the next, and those D / 2 further on."""
+    return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2)], 2).flatten(2)
