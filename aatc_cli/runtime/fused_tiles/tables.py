@@ -175,7 +175,7 @@ class _Made:
             first += most
         weights = unit[:, None] * torch.tensor(shares, dtype=torch.float64)
         offsets = unit * (torch.exp2(widths.to(torch.float64)) - 1) / 2
-        return torch.tensor(slots).to(torch.int32), weights, offsets
+        return torch.tensor(slots, dtype=torch.int32), weights, offsets
 
     def _facts(self, record: Record, head: int, k: int) -> Tensor:
         keys, values = form_of(record, "k", self.steps.keys), form_of(record, "v", self.steps.values)
