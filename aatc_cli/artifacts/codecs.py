@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from aatc_cli.artifacts.brought import brought
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.brought import brought
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
 from aatc_cli.methods.sites import Sites

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aatc_cli.artifacts.brought import brought
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.brought import brought
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer
 from aatc_cli.runtime.fused_tiles.forms import TileRoom

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aatc_cli.artifacts.brought import ON_HOST
 from aatc_cli.core import SIDES, Side, lloyd
-from aatc_cli.core.brought import ON_HOST
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.runtime.fused_tiles.digits import ROWS, STEP, key_place, value_place
@@ -84,7 +84,9 @@ class TileTables:
         facts, matrices, starts, slots, weights, offsets, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
-        value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
+        value_bias = (
+            torch.zeros(heads, size, dtype=torch.float32) if biases["v"] is None else biases["v"].view(heads, size)
+        )
         return cls(
             facts.to(device),
             matrices.to(device),
@@ -114,7 +116,7 @@ class _Made:
         self.bits = {side: codecs[side].bits.cpu() for side in SIDES}
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
-        none = torch.zeros(tiles.heads * tiles.size)
+        none = torch.zeros(tiles.heads * tiles.size, dtype=torch.float32)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         self.key_rows: list[Tensor] = []
 
@@ -137,11 +139,12 @@ class _Made:
         slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
         self.key_rows.append(read * scale.repeat(2))
-        middle = torch.tensor([(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels])
+        middles = [(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels]
+        middle = torch.tensor(middles, dtype=torch.float64)
         return (
             self._facts(record, head, k),
             _columns(slots, size),
-            _by_lane(-(middle.to(torch.float64) @ read) * _KEY_UNIT, size),
+            _by_lane(-(middle @ read) * _KEY_UNIT, size),
             *self._value_digits(record, unit["v"], widths["v"]),
             scale / _KEY_UNIT,
             self.bias[head, self.order] / scale.repeat(2) * _KEY_UNIT,

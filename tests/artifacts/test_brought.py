@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aatc_cli.core import brought as module
-from aatc_cli.core.brought import ON_HOST, brought
+from aatc_cli.artifacts import brought as module
+from aatc_cli.artifacts.brought import ON_HOST, brought
 
 
 @dataclass(frozen=True)
