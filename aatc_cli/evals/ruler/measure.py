@@ -28,7 +28,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     if forced and opened.options.cache != "auto":
         raise UsageError("forced answers are read without a cache", "leave out --cache, or use --mode generate")
     for context in settings.context:
-        opened.check_length(context)
+        opened.check_length(context, "--context")
         for subject in opened.subjects:
             check_packed(subject, context, "--context")
     text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))
