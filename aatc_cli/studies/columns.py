@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -31,16 +30,12 @@ Stage = Callable[[Run, list[Subject]], Sequence[Measurement]]
 
 @dataclass(frozen=True)
 class Column:
-    """How its stage is called, in parts of how many subjects, what a cell says of itself, and which rows are asked."""
+    """How its stage is called, in parts of how many subjects, what a cell says of itself, and which rows it asks."""
 
     cell: StudyCell
     stage: Stage
     together: int | None
-    only: tuple[str, ...] = ()
-
-    def asks(self, row: str) -> bool:
-        """Whether the row of this name is asked."""
-        return not self.only or any(fnmatchcase(row, pattern) for pattern in self.only)
+    asks: Callable[[str], bool]
 
     def takes(self, recipe: Recipe) -> bool:
         """Whether a recipe can be asked: one whose press acts when a prompt ends is not where there is no prompt."""
@@ -58,7 +53,7 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
     def column(together: int | None, shown: dict[str, Any], **asked: Any) -> Column:
         cell = StudyCell(row="", task=task.task, **shown)
         stage = partial(_measured, source, task.task, {**asked, "limit": limit}, options)
-        return Column(cell, stage, together, task.only)
+        return Column(cell, stage, together, task.asks)
 
     if task.task in get_args(WindowTask):
         yield from _of_windows(task, choices, column)

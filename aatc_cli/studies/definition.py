@@ -44,9 +44,13 @@ class StudyChoices(Settings):
     """What a call changes of a study: texts where a task names none, and limits, lengths and methods of all tasks."""
 
     recipe: tuple[str, ...] = Field((), strict=False, description="Only these of the study's methods; several allowed.")
+    row: tuple[str, ...] = Field(
+        (), strict=False, description="Only these rows of them (paper@2, 'paper*', ...), globs allowed."
+    )
     task: tuple[str, ...] = Field(
         (), strict=False, description="Only these of the study's tasks (kl, 'ruler forced', ...), globs allowed."
     )
+    plans: bool = Field(False, description="Make the plans that the chosen rows and tasks need, and measure nothing.")
     text: tuple[str, ...] = Field(
         (TEXT,), strict=False, description="Held-out text of tasks that name none; several allowed."
     )
@@ -56,6 +60,10 @@ class StudyChoices(Settings):
         (), strict=False, description="Contexts of RULER; several allowed."
     )
     data: str | None = Field(None, description="Folder with a folder of files for each benchmark, or hub.")
+
+    def takes(self, row: str) -> bool:
+        """Whether the row of this name is among those that are chosen: any if none are named."""
+        return not self.row or any(fnmatchcase(row, pattern) for pattern in self.row)
 
 
 class StudyMethod(Settings):
@@ -99,6 +107,10 @@ class StudyTask(Settings):
     limit: int = Field(4, ge=0, description="windows per text or samples per subtask; 0 is all")
     chat: bool = Field(False, description="ask in the model's chat template (benchmarks)")
     seed: int = Field(0, ge=0, description="seed of prompts (ruler, turns) and of what is written (accumulate)")
+
+    def asks(self, row: str) -> bool:
+        """Whether the row of this name is asked."""
+        return not self.only or any(fnmatchcase(row, pattern) for pattern in self.only)
 
     @property
     def name(self) -> str:

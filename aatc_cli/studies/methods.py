@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,20 +64,22 @@ class Methods:
     device: str = "cpu"
     matchers: Matchers = field(default_factory=Matchers)
 
-    def entrants(self, study: Study, recipes: tuple[str, ...] = ()) -> list[Entrant]:
-        """Every method at every budget, in order; only of ``recipes`` where any are named.
+    def entrants(
+        self, study: Study, recipes: tuple[str, ...] = (), asked: Callable[[str], bool] = lambda row: True
+    ) -> list[Entrant]:
+        """Every method at every budget whose row is ``asked``, in order; only of ``recipes`` where any are named.
 
         A plan that two entries come to is one entrant. Raises as `methods_of` does.
         """
         found: dict[tuple[Path, str], Entrant] = {}
         for method, recipe in methods_of(study, recipes):
-            for entrant in self._of(method, recipe):
+            for entrant in self._of(method, recipe, asked):
                 subject = entrant.subject
                 name = subject.name if subject else entrant.row.name
                 found.setdefault((entrant.place.root, name), entrant)
         return list(found.values())
 
-    def _of(self, method: StudyMethod, recipe: Recipe) -> Iterator[Entrant]:
+    def _of(self, method: StudyMethod, recipe: Recipe, wanted: Callable[[str], bool]) -> Iterator[Entrant]:
         place = self.run if method.stats is None else self.run.within("studies", method.stats)
         suffix = "" if method.stats is None else f" ({method.stats})"
         plain = StudyRow(
@@ -89,13 +91,16 @@ class Methods:
             matched=False,
         )
         if recipe.choices.allocator.nothing:
+            if not wanted(plain.name):
+                return
             yield Entrant(
                 plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
             )
             return
-        wanted = [(value, False) for value in method.budgets] + [(value, True) for value in method.packed]
-        for value, matched in wanted:
+        for value, matched in (*((b, False) for b in method.budgets), *((b, True) for b in method.packed)):
             name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
+            if not wanted(name):
+                continue
             asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
             row = plain.model_copy(update=asked)
             try:

@@ -6,18 +6,20 @@ interrupted goes on by the same command. What cannot be run is recorded with its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from aatc_cli.artifacts.locking import locked
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyResult, update_study
+from aatc_cli.errors import UsageError
 from aatc_cli.evals.subjects import EvalOptions
 from aatc_cli.models.kept import keeping_models
 from aatc_cli.models.loading import ModelSource, identify, leading_device, load_config, load_tokenizer
 from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.studies.columns import columns_of
-from aatc_cli.studies.definition import Study, StudyChoices, chosen_tasks
+from aatc_cli.studies.definition import Study, StudyChoices, StudyTask, chosen_tasks
 from aatc_cli.studies.methods import Methods, methods_of
 from aatc_cli.studies.sheet import Sheet
 
@@ -48,16 +50,19 @@ def run_study(
             model=identity.name,
             model_fingerprint=str(identity.weights_fingerprint),
         )
-        forget = partial(_forgotten, run, choices.recipe, {task.name for task in tasks})
+        forget = partial(_forgotten, run, choices, {task.name for task in tasks})
         found = update_study(run.root, empty, forget if options.force else lambda result: result)
         known = {row.name: row for row in found.rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
             device = leading_device(options.device, spread=options.spread)
-            entrants = Methods(run, known, options.force, device).entrants(study, choices.recipe)
+            asked = partial(_asked, choices, tasks)
+            entrants = Methods(run, known, options.force, device).entrants(study, choices.recipe, asked)
+        if not entrants:
+            raise UsageError("no task that is chosen asks any row that is chosen", "choose fewer by --row or --task")
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
-        for task in tasks:
+        for task in () if choices.plans else tasks:
             for column in columns_of(source, task, choices, options):
                 sheet = Sheet(run, column, result)
                 sheet.fill(entrants)
@@ -65,9 +70,15 @@ def run_study(
     return result
 
 
-def _forgotten(run: Run, recipes: tuple[str, ...], tasks: set[str], result: StudyResult) -> StudyResult:
-    """The result without the cells of ``recipes`` (all if none) in ``tasks``, whose evaluations are removed."""
-    names = {row.name for row in result.rows if not recipes or row.recipe in recipes}
+def _asked(choices: StudyChoices, tasks: Sequence[StudyTask], row: str) -> bool:
+    """Whether a row is among the chosen ones and any of the tasks asks for it."""
+    return choices.takes(row) and any(task.asks(row) for task in tasks)
+
+
+def _forgotten(run: Run, choices: StudyChoices, tasks: set[str], result: StudyResult) -> StudyResult:
+    """The result without the cells of the chosen methods and rows in ``tasks``, whose evaluations are removed."""
+    recipes = choices.recipe
+    names = {r.name for r in result.rows if (not recipes or r.recipe in recipes) and choices.takes(r.name)}
     gone = [cell for cell in result.cells if cell.row in names and cell.task_name in tasks]
     for cell in gone:
         if cell.file is not None:

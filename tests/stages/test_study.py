@@ -17,7 +17,7 @@ from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_stud
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
-from aatc_cli.errors import AatcError
+from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.evals.kl import measure as kl
 from aatc_cli.evals.perplexity import measure as perplexity
 from aatc_cli.evals.subjects import EvalOptions
@@ -365,6 +365,31 @@ def test_presses_of_prompts_are_asked_behind_one(tiny_llama, corpus, run):
         ("kivi-2", f"kl {name} 224 behind 200"),
         ("snapkv-4", f"kl {name} 224 behind 200"),
     ]
+
+
+def test_only_plans_that_the_chosen_rows_and_tasks_need_are_made(tiny_llama, corpus, base_run, tmp_path):
+    run = Run(tmp_path / "run")
+    shutil.copytree(base_run / "stats", run.root / "stats")
+    task = {"task": "kl", "length": 224, "first": 200, "limit": 1}
+    study = Study.model_validate(
+        {
+            "name": "few",
+            "summary": "x",
+            "methods": [{"recipe": "kivi", "budgets": [2, 3]}, {"recipe": "paper", "budgets": [2, 3, 4]}],
+            "tasks": [task | {"only": ["paper-[34]"]}, task | {"task": "perplexity", "only": ["kivi-*"]}],
+        }
+    )
+
+    def rows(**chosen) -> tuple[list[str], int]:
+        asked = StudyChoices(text=(str(corpus),), **chosen)
+        result = run_study(run, find_model(str(tiny_llama)), study, asked, EvalOptions())
+        return [row.name for row in result.rows], len(result.cells)
+
+    assert rows(task=("kl",), row=("paper-3",)) == (["paper-3"], 1)
+    assert rows(task=("perplexity",), plans=True) == (["kivi-2", "kivi-3", "paper-3"], 1)
+    assert sorted(path.name for path in run.plans()) == ["kivi-2", "kivi-3", "paper-3"]
+    with pytest.raises(UsageError, match="asks any row"):
+        rows(row=("paper-2",))
 
 
 def test_packaged_studies_name_recipes_and_budgets_that_are_there():

@@ -6,9 +6,11 @@ Digits of one size of one side lie together, `STEP` of them in a step of a produ
     keys    tokens as rows, g and g + 8; a word has digits 8 t .. 8 t + 7 of a step, one or two bytes of four of them
             bits 4: byte b of word n  digit 8 t + 4 n + b   of tokens g | g + 8
                  2: byte b            digits 8 t + b, 8 t + 4 + b of token g, then of token g + 8
-                 1: byte b            as of 2 bits, of one step in bits 0 .. 3 and of the next in bits 4 .. 7
+                 1: byte b            as of 2 bits, of one step in bits 0 .. 3 and of the next in bits 4 .. 7; of a last
+                                      step without a next one those of lane t = 2 n in bits 0 .. 3, of 2 n + 1 above
     values  digits as rows; byte b of a word is of token 2 t + (0, 8, 1, 9)[b], its fields of neighbouring digits
-            bits 4: digits 2 g, 2 g + 1 of 16        2: 4 g .. 4 g + 3 of 32        1: 8 g .. 8 g + 7 of 64
+            bits 4: digits 2 g, 2 g + 1 of 16        2: 4 g .. 4 g + 3 of 32        1: 8 g .. 8 g + 7 of 64,
+            and of a last step of one bit without a next one 4 g .. 4 g + 3, half of the word of g / 2
 
 so that one mask is an operand, whatever lies beside it. Words lie such that the last of them may be missing.
 """
@@ -31,6 +33,8 @@ STEP = 32
 # digits that lie together, by bits: words of one t or one g
 _WORDS: dict[Side, dict[int, int]] = {"k": {4: 8, 2: 8, 1: 16}, "v": {4: 2, 2: 4, 1: 8}}
 _TOKENS = (0, 8, 1, 9)
+# how much more digits of keys in the upper half of a step count, by bits
+_UPPER = {4: 0, 2: 3, 1: 1}
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Digits:
 
     @property
     def steps(self) -> int:
-        """Steps of a product; digits of one bit come in pairs of steps."""
-        return -(-self.count // STEP) if self.bits > 1 else 2 * -(-self.count // (2 * STEP))
+        """Steps of a product. Words of digits of one bit are of two steps; of one alone where that is the last."""
+        return -(-self.count // STEP)
 
     def fields(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Token and digit of every field of every byte, from the lowest bits on: int64 [nbytes, 8 / bits] each."""
@@ -115,20 +119,27 @@ def digits_of(widths: Sequence[int], side: Side) -> list[Digits]:
     return min(found, key=lambda part: (sum(digits.nbytes for digits in part), sum(digits.steps for digits in part)))
 
 
-def key_place(bits: int, digit: int) -> tuple[int, int, int]:
-    """Of a digit of keys: its step, its row among the 32 of the step, and how much it counts in an operand."""
-    if bits == 1:
+def key_place(bits: int, digit: int, steps: int) -> tuple[int, int, int]:
+    """Of a digit of keys: its step, its row among the 32 of the step, and how much it counts in an operand.
+
+    steps: of this size in the form of the class, of which an odd last one has digits of one bit of its own.
+    """
+    if bits == 1 and digit < STEP * (steps - steps % 2):
         unit, rest = divmod(digit, 2 * STEP)
         t, odd, half, byte = rest // 16, rest // 8 % 2, rest // 4 % 2, rest % 4
         return 2 * unit + odd, 16 * half + 4 * t + byte, 1 + half
     step, rest = divmod(digit, STEP)
     half = rest // 4 % 2
-    return step, 16 * half + 4 * (rest // 8) + rest % 4, 1 + 3 * half if bits == 2 else 1
+    return step, 16 * half + 4 * (rest // 8) + rest % 4, 1 + _UPPER[bits] * half
 
 
-def value_place(bits: int, digit: int) -> tuple[int, int, int]:
-    """Of a digit of values: its step, its row in the two blocks of the step, and how much it counts in an operand."""
-    each = 8 // bits
+def value_place(bits: int, digit: int, steps: int) -> tuple[int, int, int]:
+    """Of a digit of values: its step, its row in the two blocks of the step, and how much it counts in an operand.
+
+    steps: as of keys.
+    """
+    alone = bits == 1 and digit >= STEP * (steps - steps % 2)
+    each = 4 if alone else 8 // bits
     unit, rest = divmod(digit, 8 * each)
     g, field = divmod(rest, each)
     block = unit * each // 2 + field // 2

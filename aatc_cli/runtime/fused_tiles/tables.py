@@ -36,7 +36,7 @@ class TileTables:
     classes int32 [H, N, 16]: which forms of keys and of values a class has, steps of its matrix, where in a record
     keys of 2 and of 1 bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row
     blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
-    of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 8], minus the sums of the offsets;
+    of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 4], minus the sums of the offsets;
     digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
     [H, D, D]; value_bias float32 [H, D]. A bias is that of the projection and the mean that codes are about.
@@ -83,7 +83,9 @@ class TileTables:
         facts, matrices, starts, slots, weights, offsets, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
-        value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
+        value_bias = (
+            torch.zeros(heads, size, dtype=torch.float32) if biases["v"] is None else biases["v"].view(heads, size)
+        )
         return cls(
             facts.to(device),
             matrices.to(device),
@@ -113,7 +115,7 @@ class _Made:
         self.bits = {side: codecs[side].bits.cpu() for side in SIDES}
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
-        none = torch.zeros(tiles.heads * tiles.size)
+        none = torch.zeros(tiles.heads * tiles.size, dtype=torch.float32)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         self.key_rows: list[Tensor] = []
 
@@ -136,11 +138,12 @@ class _Made:
         slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
         self.key_rows.append(read * scale.repeat(2))
-        middle = torch.tensor([(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels])
+        middles = [(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels]
+        middle = torch.tensor(middles, dtype=torch.float64)
         return (
             self._facts(record, head, k),
             _columns(slots, size),
-            _by_lane(-(middle.to(torch.float64) @ read) * _KEY_UNIT, size),
+            _by_lane(-(middle @ read) * _KEY_UNIT, size),
             *self._value_digits(record, unit["v"], widths["v"]),
             scale / _KEY_UNIT,
             self.bias[head, self.order] / scale.repeat(2) * _KEY_UNIT,
@@ -149,10 +152,11 @@ class _Made:
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
         found, places, counts = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), list[int]()
-        fours, twos, _ = form_of(record, "k", self.steps.keys)
-        for part, first in zip(record.digits["k"], (0, 2 * fours, 2 * fours + twos), strict=True):
+        form = form_of(record, "k", self.steps.keys)
+        firsts = 0, 2 * form[0], 2 * form[0] + form[1]
+        for part, first, steps in zip(record.digits["k"], firsts, form, strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = key_place(part.bits, digit)
+                step, row, counted = key_place(part.bits, digit, steps)
                 found.append(rows[channel, None] * (2.0**shift / counted))
                 places.append(STEP * (first + step) + row)
                 counts.append(counted)
@@ -160,11 +164,12 @@ class _Made:
 
     def _value_digits(self, record: Record, unit: Tensor, widths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
-        slots, weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32), torch.zeros(unit.numel(), _DIGITS)
+        slots = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32)
+        weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.float32)
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
-                step, row, counted = value_place(part.bits, digit)
+                step, row, counted = value_place(part.bits, digit, most)
                 slots[channel, filled[channel]] = STEP * (first + step) + row
                 weights[channel, filled[channel]] = unit[channel] * 2.0**shift / counted / _VALUE_UNIT
                 filled[channel] += 1
@@ -213,8 +218,5 @@ def _columns(rows: Tensor, size: int) -> Tensor:
 
 
 def _by_lane(row: Tensor, size: int) -> Tensor:
-    """A row [D] as lanes hold it of two tokens: [D / 16, 4, 8].
-
-    Dimensions 8 j + 2 t and the next, both twice, and those D / 2 further on.
-    """
-    return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2) for _ in range(2)], 2).flatten(2)
+    """A row [D] as lanes hold it: [D / 16, 4, 4], dimensions 8 j + 2 t and the next, and those D / 2 further on."""
+    return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2)], 2).flatten(2)

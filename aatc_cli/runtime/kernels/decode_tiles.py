@@ -16,12 +16,11 @@ from aatc_cli.runtime.kernels.angles import TileTurns
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function, launch
 
 _LOG2E = 1.4426950408889634
-# shared memory of a multiprocessor, and what every program takes of it besides, a flag of its own included
-_SHARED, _SHARED_BESIDE = 233_472, 1_152
-_SHARED_OF_PROGRAM = _SHARED - _SHARED_BESIDE
+# shared memory of a multiprocessor less what a program takes of it besides, a flag of its own included
+_SHARED_OF_PROGRAM = 233_472 - 1_152
 # programs of a head of one sequence: their parts are merged by one of them
 _MOST_PARTS = 1024
-# what starting and ending a program costs, in tiles of eight warps
+# what starting and ending a program costs, in tiles
 _START = 24
 # tiles of a program at most: sequences may be of several lengths
 _MOST_TILES = 512
@@ -83,14 +82,9 @@ class TileShape:
         return self._launch[0]
 
     @property
-    def programs(self) -> int:
-        """Programs that a multiprocessor is to hold at once, for which registers are shared out."""
-        return self._launch[1]
-
-    @property
     def places(self) -> int:
         """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
-        return self._launch[2]
+        return self._launch[1]
 
     @property
     def threads(self) -> int:
@@ -103,17 +97,16 @@ class TileShape:
         return 1 if self.group <= 4 else 2 * -(-self.group // 8)
 
     @cached_property
-    def _launch(self) -> tuple[int, int, int]:
-        """Warps of a program, programs and places: as many warps as there are registers and shared memory for."""
+    def _launch(self) -> tuple[int, int]:
+        """Warps of a program and places: as many warps as there are registers and shared memory for."""
         lots = self.dim // 16
         # sums of keys and of values, two operands, turned queries, and what else there is
         registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
         most = 16 if registers <= 144 else 12 if registers <= 190 else 8
-        for warps, programs, places in ((8, 2, 2), (16, 1, 2), (12, 1, 2), (8, 1, 2), (4, 1, 2), (4, 1, 1)):
-            room = _SHARED // programs - _SHARED_BESIDE
-            if warps * programs <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= room:
-                return warps, programs, places
-        return 4, 1, 1
+        for warps, places in ((16, 2), (12, 2), (8, 2), (4, 2)):
+            if warps <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= _SHARED_OF_PROGRAM:
+                return warps, places
+        return 4, 1
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: such that rounds of programs over the device are done soonest.
@@ -121,10 +114,9 @@ class TileShape:
         A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
         """
         heads, once = self.batch * self.kv_heads * self.classes, _SPAN * self.warps
-        room = processors * self.programs
 
         def cost(chunk: int) -> int:
-            return -(-heads * -(-self.max_tiles // chunk) // room) * (chunk + _START)
+            return -(-heads * -(-self.max_tiles // chunk) // processors) * (chunk + _START)
 
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
         most = max(least, min(self.max_tiles, _MOST_TILES))
@@ -147,7 +139,7 @@ class TileShape:
     def _walk_bytes(self, warps: int, places: int) -> int:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 2) * lots * 32
+        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 1) * lots * 32
         walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
         walk += warps * tiles * lots * 256 if tiles > 1 else 0
         # words of digits that are not there are read too
@@ -171,7 +163,6 @@ class TileShape:
             ("VS", self.steps.sums),
             ("QTYPE", element),
             ("BIAS", int(self.biased)),
-            ("CTAS", self.programs),
         )
 
     def numbers(self, chunk: int) -> tuple[Any, ...]:
@@ -210,12 +201,9 @@ class TileScratch:
         """For ``parts`` programs of a head."""
         heads = shape.batch * shape.kv_heads
         rows = heads * parts * shape.group
-        return cls(
-            torch.zeros(heads, dtype=torch.int32, device=device),
-            torch.empty(rows, shape.dim, device=device),
-            torch.empty(rows, 2, device=device),
-            torch.empty(heads * shape.slots, shape.group, device=device),
-        )
+        sizes = (rows, shape.dim), (rows, 2), (heads * shape.slots, shape.group)
+        numbers = (torch.empty(size, dtype=torch.float32, device=device) for size in sizes)
+        return cls(torch.zeros(heads, dtype=torch.int32, device=device), *numbers)
 
 
 @dataclass(frozen=True)

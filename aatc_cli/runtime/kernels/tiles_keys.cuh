@@ -31,8 +31,8 @@ template <class All, int first, int count, class Act> __device__ __forceinline__
 // tables in shared memory
 struct Walk {
   u32 matrix;
-  const uint2* queries;
-  const uint4 *turns, *start;
+  const uint2 *queries, *start;
+  const uint4* turns;
   const float* scales;
   const u32* bias;
 };
@@ -89,55 +89,68 @@ __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
   a[0] = w & 0x01010101u; a[1] = v & 0x01010101u; a[2] = w & 0x02020202u; a[3] = v & 0x02020202u;
 }
 
-// words of step i of a form, of one bit those of the next step too
-template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int mine, int i) {
+// of tokens g and g + 8 what their scores need first, read while products are under way
+struct Near {
+  int place0, place1;
+  __device__ __forceinline__ void read(const Walk& w, const u8* rec, int first, int lane) {
+    place0 = first + rec[lane / 4]; place1 = first + rec[lane / 4 + 8];
+  }
+};
+
+// words of step i of a form, of one bit those of the next step too; two lanes share those of an odd last step
+template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int lane, int i) {
+  const int t = lane % 4, mine = 8 * t + lane / 4;
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos;
   if (i < fours) return *(const uint2*)(rec + HEADER + 8 * mine + 256 * i);
   if (i < narrow) return make_uint2(*(const u32*)(rec + here(c.keys2) + 4 * mine + 128 * (i - fours)), 0u);
-  return make_uint2(*(const u32*)(rec + here(c.keys1) + 4 * mine + 64 * (i - narrow)), 0u);
+  const u8* ones = rec + here(c.keys1) + 64 * (i - narrow);
+  if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
+  return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) >> 4 * (t % 2), 0u);
 }
 // products of all steps of a form, two under way at a time and words of two steps read ahead
 template <int form>
-__device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], const u8* rec, const Class& c, u32 matrix, int mine) {
+__device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, const u8* rec, const Walk& w, const Class& c, int first, int lane) {
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
   uint2 words[3];
   u32 operands[2][4];
 #pragma unroll
-  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, mine, i);
+  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, lane, i);
 #pragma unroll
   for (int i = 0; i < steps; i++) {
     u32 (&a)[4] = operands[i % 2];
     const bool second = i >= narrow && (i - narrow) % 2;  // of two steps of one bit
     if (i > 1) { pending<1>(); keep(a); }
-    const uint2 w = words[(second ? i - 1 : i) % 3];
-    if (i < fours) four_bits(a, w.x, w.y); else if (i < narrow) two_bits(a, w.x); else one_bit(a, second ? w.x >> 4 : w.x);
+    const uint2 x = words[(second ? i - 1 : i) % 3];
+    if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, second ? x.x >> 4 : x.x);
     arrive();
-    wgmma<1>(sum, a, MATRIX_FORM | (matrix + (i < fours ? i : fours + i) * STEP));
+    wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP));
     // rows of digits of four bits are sums of two
-    if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (matrix + (fours + i) * STEP));
+    if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
     close_group();
-    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, mine, i + 2);
+    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, lane, i + 2);
   }
+  near.read(w, rec, first, lane);
   pending<0>();
   if (steps > 0) keep(operands[0]);
   if (steps > 1) keep(operands[1]);
 }
-// minus the sums of the offsets
+// minus the sums of the offsets, which are the same for both tokens
 __device__ __forceinline__ void start_sums(u32 (&sum)[4 * LOTS], const Walk& w, int lane) {
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
-    const uint4 from = w.start[4 * j + lane % 4];
-    sum[4 * j] = from.x; sum[4 * j + 1] = from.y; sum[4 * j + 2] = from.z; sum[4 * j + 3] = from.w;
+    const uint2 from = w.start[4 * j + lane % 4];
+    sum[4 * j] = from.x; sum[4 * j + 1] = from.x; sum[4 * j + 2] = from.y; sum[4 * j + 3] = from.y;
   }
 }
 
+// the turns of a place: two lots lie together, which of neighbouring places are in turn in either half of the banks
+__device__ __forceinline__ int turn_of(int place) { return place * TURN_ROW + (TURN_ROW % 8 ? 0 : 4 * (place % 2)); }
+__device__ __forceinline__ int lots_of(int turn, int j) { return TURN_ROW % 8 ? turn + 4 * (j / 2) : (j / 2 % 2 ? turn ^ 4 : turn) + 8 * (j / 4); }
 // scores of tokens g and g + 8 for head 4 qt + t
-__device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum)[4 * LOTS], const Walk& w, const u8* rec, const Turned& turned,
-                                          int first, int lane) {
-  const int g = lane / 4, t = lane % 4, place0 = first + rec[g], place1 = first + rec[g + 8];
-  // two lots lie together, and of neighbouring places in turn in either half of the banks
-  const uint4 *turn0 = w.turns + place0 * TURN_ROW + t, *turn1 = w.turns + place1 * TURN_ROW + t;
-  const int swap0 = TURN_ROW % 8 ? 0 : place0 % 2, swap1 = TURN_ROW % 8 ? 0 : place1 % 2;
+__device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum)[4 * LOTS], const Walk& w, const Near& near, const u8* rec, const Turned& turned,
+                                          int lane) {
+  const int g = lane / 4, t = lane % 4, place0 = near.place0, place1 = near.place1;
+  const int turn0 = turn_of(place0) + t, turn1 = turn_of(place1) + t;
   uint4 c0, c1;
   const float scale0 = w.scales[rec[16 + g]], scale1 = w.scales[rec[24 + g]];
 #if BIAS
@@ -156,7 +169,7 @@ __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum
     f[0] = fma2(f[0], each0, b0); f[1] = fma2(f[1], each1, b0); f[2] = fma2(f[2], each0, b1); f[3] = fma2(f[3], each1, b1);
 #endif
     if (j < FAST) {
-      if (j % 2 == 0) { c0 = turn0[4 * (j / 2 ^ swap0)]; c1 = turn1[4 * (j / 2 ^ swap1)]; }
+      if (j % 2 == 0) { c0 = w.turns[lots_of(turn0, j)]; c1 = w.turns[lots_of(turn1, j)]; }
       const u32 cos0 = j % 2 ? c0.z : c0.x, sin0 = j % 2 ? c0.w : c0.y, cos1 = j % 2 ? c1.z : c1.x, sin1 = j % 2 ? c1.w : c1.y;
       const u32 low0 = f[0], low1 = f[1];
       f[0] = fma2(neg2(f[2]), sin0, mul2(low0, cos0)); f[2] = fma2(f[2], cos0, mul2(low0, sin0));
@@ -165,7 +178,7 @@ __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum
 #pragma unroll
     for (int qt = 0; qt < QT; qt++) { const uint2 x = turned.at(qt, j); hmma(sc[qt][j % 2], f[0], f[1], f[2], f[3], x.x, x.y); }
   }
-  const float far0 = (float)place0 * 0.015625f - 1.f, far1 = (float)place1 * 0.015625f - 1.f;
+  const float far0 = (float)near.place0 * 0.015625f - 1.f, far1 = (float)near.place1 * 0.015625f - 1.f;
 #pragma unroll
   for (int qt = 0; qt < QT; qt++) {
     score[qt][0] = fmaf(far0, sc[qt][0][1] + sc[qt][1][1], sc[qt][0][0] + sc[qt][1][0]);

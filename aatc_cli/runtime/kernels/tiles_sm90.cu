@@ -39,30 +39,32 @@ struct SumValues {
   Sums& s;
   const u32 (&b)[WEIGHTS][2];
   const Class& c;
-  const u8* at;
-  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, at); }
+  const u8* rec;
+  int lane;
+  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, rec, lane); }
 };
 struct MultiplyKeys {
   u32 (&sum)[4 * LOTS];
+  Near& near;
   const u8* rec;
+  const Walk& w;
   const Class& c;
-  u32 matrix;
-  int mine;
-  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, rec, c, matrix, mine); }
+  int first, lane;
+  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, near, rec, w, c, first, lane); }
 };
 __device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
-  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec + 4 * lane});
+  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec, lane});
 }
-// keys of sixteen tokens of a warp's tile
-__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], const Walk& w, const Class& c, const u8* rec, int lane) {
+// keys of sixteen tokens of a warp's tile, whose places count from `first`
+__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, const Walk& w, const Class& c, const u8* rec, int first, int lane) {
   start_sums(sum, w, lane);
-  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, rec, c, w.matrix, 8 * (lane % 4) + lane / 4});
+  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, near, rec, w, c, first, lane});
   keep(sum);
 }
 
 // grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint4* starts,
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint2* starts,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
              const uint4* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
@@ -90,7 +92,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   }
   uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
   uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
-  uint4* start = (uint4*)(queries + QT * LOTS * 32);     // [LOTS][4]
+  uint2* start = queries + QT * LOTS * 32;               // [LOTS][4]
   float* scales = (float*)(start + LOTS * 4);            // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
@@ -100,25 +102,32 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
   u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
-  const auto tile_of = [&](int n) { return from + SPAN * (warp + n / SPAN * NW) + n % SPAN; };
-  const auto page_of = [&](int n) { const int tile = tile_of(n); return tile < to ? pages[b * s.max_tiles + tile] : -1; };
-  // one lane: the warp's n-th tile on its way, its records of the class and, with the first of a pair, the turn of the pair
-  const auto fetch = [&](int n, int place, int page) {
+  // pairs of tiles are the warps' in turn, of which a program has an even number
+  const auto in_pair = [](int tile) { return (int)((u32)tile % SPAN); };
+  const auto behind = [&](int tile) { return in_pair(tile) == SPAN - 1 ? tile + SPAN * NW - (SPAN - 1) : tile + 1; };
+  const auto turn_at = [&](int tile) { return (u32)tile / (SPAN * NW) % 2 * (LOTS * 32); };
+  const auto page_of = [&](int tile) { return tile < to ? pages[b * s.max_tiles + tile] : -1; };
+  // one lane: a tile of the warp on its way, its records of the class and, with the first of a pair, the turn of the pair
+  const auto fetch = [&](int tile, int place, int page) {
     const u32 there = address(stage), barrier = mine + 8 * place;
-    expect(barrier, (n % SPAN ? 0 : LOTS * 32) + bytes);
-    if (n % SPAN == 0) bulk(there + n / SPAN % 2 * (LOTS * 32), start_turns + (long long)(tile_of(n) / SPAN) * (LOTS * 4), LOTS * 32, barrier);
+    const bool first = in_pair(tile) == 0;
+    expect(barrier, (first ? LOTS * 32 : 0) + bytes);
+    if (first) bulk(there + turn_at(tile), start_turns + (u32)tile / SPAN * (LOTS * 4), LOTS * 32, barrier);
     bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, barrier);
   };
+  const int begin = from + SPAN * warp;
+  int tile = begin, ahead = begin;
+  for (int n = 0; n < places; n++) ahead = behind(ahead);
   if (lane == 0) {
     for (int n = 0; n < MOST; n++) make_barrier(mine + 8 * n, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    for (int n = 0; n < places; n++) if (tile_of(n) < to) fetch(n, n, page_of(n));
+    for (int n = 0, next = begin; n < places && next < to; n++, next = behind(next)) fetch(next, n, page_of(next));
     if (threadIdx.x == 0) {
       const int size = c.matrix * STEP_BYTES;
-      expect(tables_here, size + LOTS * 64 + 64 * SPAN * TURN_ROW * 16);
+      expect(tables_here, size + LOTS * 32 + 64 * SPAN * TURN_ROW * 16);
       if (size) bulk(address(smem), matrices + (long long)which * KM * STEP, size, tables_here);
-      bulk(address(start), starts + which * LOTS * 4, LOTS * 64, tables_here);
+      bulk(address(start), starts + which * LOTS * 4, LOTS * 32, tables_here);
       bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
     }
   }
@@ -127,33 +136,33 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {(u32)descriptor_of(address(smem)), queries, turns, start, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, start, turns, scales, bias};
   Sums sums;
   clear(sums);
   Turned turned;
   turned.shared = own + warp * QT * LOTS * 32 + lane;
-  int place = 0, phase = 0;
   // four warps multiply together as long as the first of them has a tile
-  for (int n = 0; from + SPAN * (warp / 4 * 4 + n / SPAN * NW) + n % SPAN < to; n++) {
-    const bool valid = tile_of(n) < to;
-    const int page = page_of(n + places);
+  for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
+    const bool valid = tile < to;
+    const int page = page_of(ahead);
     const u8* at = stage + 2 * LOTS * 32 + place * bytes;
     if (valid) arrived(mine + 8 * place, phase);
-    if (n % SPAN == 0) turn_queries(turned, w, (const uint2*)(stage + n / SPAN % 2 * (LOTS * 32)), lane);
+    if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
     for (int i = 0; i < c.blocks; i++) {
       const u8* rec = at + i * c.size;
       u32 sum[4 * LOTS];
-      take_keys(sum, w, c, rec, lane);
+      Near near;
+      take_keys(sum, near, w, c, rec, in_pair(tile) * 64, lane);
       if (!valid) continue;
       float sc[QT][2];
-      scores_of(sc, sum, w, rec, turned, n % SPAN * 64, lane);
+      scores_of(sc, sum, w, near, rec, turned, lane);
       u32 weights[WEIGHTS][2];
       weigh(weights, sc, sums, w, rec, lane);
       sum_values(sums, weights, c, rec, lane);
     }
     // all of this tile has been read
     __syncwarp();
-    if (lane == 0 && page >= 0) fetch(n + places, place, page);
+    if (lane == 0 && page >= 0) fetch(ahead, place, page);
     if (++place == places) { place = 0; phase ^= 1; }
   }
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);

@@ -74,16 +74,22 @@ __device__ __forceinline__ void take_digits(float (&o)[SETS][4], int block, u32 
     hmma(o[PAIRED ? 0 : 2 * ot + block], a0, a1, a2, a3, b[of][0], b[of][1]);
   }
 }
-// all steps of a form: words first, then a block of every step, so that no product waits for the one before. at: the lane's first word
-template <int form> __device__ __forceinline__ void sum_form(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* at) {
-  constexpr int fours = Form<form>::fours, twos = Form<form>::twos, ones = Form<form>::ones / 2, words = 2 * fours + twos + ones;
+// all steps of a form: words first, then a block of every step, so that no product waits for the one before. A word of one bit is of two steps, and
+// of an odd last step of two lanes
+template <int form> __device__ __forceinline__ void sum_form(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
+  constexpr int fours = Form<form>::fours, twos = Form<form>::twos, ones = Form<form>::ones, words = 2 * fours + twos + (ones + 1) / 2;
+  const u8* at = rec + 4 * lane;
   u32 w[words > 0 ? words : 1];
 #pragma unroll
   for (int i = 0; i < 2 * fours; i++) w[i] = *(const u32*)(at + here(c.values4) + 128 * i);
 #pragma unroll
   for (int i = 0; i < twos; i++) w[2 * fours + i] = *(const u32*)(at + here(c.values2) + 128 * i);
 #pragma unroll
-  for (int i = 0; i < ones; i++) w[2 * fours + twos + i] = *(const u32*)(at + here(c.values1) + 128 * i);
+  for (int i = 0; i < ones / 2; i++) w[2 * fours + twos + i] = *(const u32*)(at + here(c.values1) + 128 * i);
+  if (ones % 2) {
+    const int g = lane / 4, shared = 4 * (g / 2) + lane % 4;
+    w[words - 1] = *(const u32*)(rec + here(c.values1) + 64 * (ones - 1) + 4 * shared) >> 4 * (g % 2);
+  }
 #pragma unroll
   for (int block = 0; block < 2; block++) {
 #pragma unroll
@@ -94,7 +100,7 @@ template <int form> __device__ __forceinline__ void sum_form(Sums& s, const u32 
       take_digits(s.o[fours + i], block, x, x >> 8, mask, mask << 2, b);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * ones; i++) {
+    for (int i = 0; i < ones; i++) {
       const u32 x = w[2 * fours + twos + i / 2], mask = 0x00010001u << (2 * block + 4 * (i % 2));
       take_digits(s.o[fours + twos + i], block, x, x >> 8, mask, mask << 1, b);
     }

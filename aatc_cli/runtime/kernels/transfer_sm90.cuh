@@ -18,7 +18,6 @@ __device__ __forceinline__ void arrived(u32 barrier, int parity) {
   asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}" ::"r"(barrier), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
-
 // pairs of float16 to pairs of e4m3 in the low half of a word, and back
 __device__ __forceinline__ u32 to_e4m3(u32 a) {
   unsigned short d; asm("cvt.rn.satfinite.e4m3x2.f16x2 %0,%1;" : "=h"(d) : "r"(a)); return d;
