@@ -399,7 +399,6 @@ def test_a_worker_tells_which_requests_are_gone(serving):
 GOOD = {
     "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, cache_dtype="auto"),
     "parallel_config": SimpleNamespace(world_size=1),
-    "model_config": SimpleNamespace(dtype=torch.float32),
     "speculative_config": None,
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
@@ -410,7 +409,6 @@ BAD = {
     "--no-enable-prefix-caching": {
         "cache_config": SimpleNamespace(**vars(GOOD["cache_config"]) | {"enable_prefix_caching": True})
     },
-    "--dtype float32": {"model_config": SimpleNamespace(dtype=torch.bfloat16)},
     "one worker": {"parallel_config": SimpleNamespace(world_size=2)},
     "no --speculative-config": {"speculative_config": 1},
     "no --kv-transfer-config": {"kv_transfer_config": 1},
@@ -430,8 +428,9 @@ def test_requests_that_lost_their_blocks_are_counted_not_kept_for_ever(capsys):
 
 def test_settings_that_cannot_be_served_are_named_with_what_to_change():
     start.check_engine(SimpleNamespace(**GOOD))
-    unchecked = BAD["--dtype float32"] | {"additional_config": {"aatc": {"unchecked": True}}}
-    start.check_engine(SimpleNamespace(**GOOD | unchecked))
+    for wrong in ({"unchecked": True}, {"plan": "here", "dtype": "float16"}):
+        with pytest.raises(UsageError, match="has no"):
+            start.check_engine(SimpleNamespace(**GOOD | {"additional_config": {"aatc": wrong}}))
     for remedy, change in BAD.items():
         with pytest.raises(AatcError) as refused:
             start.check_engine(SimpleNamespace(**GOOD | change))
@@ -494,7 +493,11 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
     assert found.json["command"].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
     shared = aatc("serve", "--plan", plan.path, "--model", folder, "--prefixes", "--json").json
     assert {"--enable-prefix-caching", "--max-model-len"} < set(shared["arguments"])
-    assert shared["exact_bytes"] - found.json["exact_bytes"] == 60 * 2 * 2 * 128 * 4
+    assert shared["exact_bytes"] - found.json["exact_bytes"] == 60 * 2 * 2 * 128 * 2
+    wide = aatc("serve", "--plan", plan.path, "--model", folder, "--vllm=--dtype=float32", "--json").json
+    assert wide["exact_bytes"] == 2 * found.json["exact_bytes"]
+    assert wide["arguments"][-1] == "--dtype=float32"
+    assert not any("dtype" in part for part in found.json["arguments"])
     assert 3 < found.json["uncompressed"] / found.json["block_bytes"] < 8
 
 
