@@ -44,15 +44,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
     # a path in the title is copied from there: no line break in it
     console.print(title, soft_wrap=True)
-    parts = _parts(columns, rows, width)
-    for part in parts:
-        # a row that says nothing in the columns that go on below is not repeated there
-        told = [row for row in rows if len(parts) == 1 or any(row[index] for index in part[1:])]
+    for part in _parts(columns, rows, width):
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, room in zip(part, _widths(columns, rows, part, width), strict=True):
             justify: Literal["left", "right"] = "right" if _numeric(rows, index) else "left"
             table.add_column(columns[index], justify=justify, overflow="fold", width=room)
-        for row in told:
+        for row in rows:
             table.add_row(*(row[index] for index in part))
         console.print(table)
 

@@ -85,10 +85,5 @@ def test_text_is_folded_between_words(table: Any) -> None:
     assert " ".join(" ".join(lines).split()).endswith(prose)
 
 
-def test_rows_that_say_nothing_below_are_not_repeated_there(table: Any) -> None:
-    lines = table(["what", "bytes", "about it"], [["time", "1" * 40, ""], ["note", "2" * 40, "word " * 9]])
-    assert [line.split()[0] for line in lines if line.strip().startswith(("time", "note"))] == ["time", "note", "note"]
-
-
 def test_without_rows_there_are_names(table: Any) -> None:
     assert table(["a", "b"], [])[:2] == ["title", " a  b"]
