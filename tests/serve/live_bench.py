@@ -226,7 +226,7 @@ def bench_throughput(llm, given: argparse.Namespace) -> None:
     """`vllm bench throughput` on the engine that is there: random prompts, all at once."""
     from vllm.benchmarks import throughput
 
-    for count, length, steps in ((32, 4096, 512),):
+    for count, length, steps in ((32, 4096, 256),):
         asked = ["--dataset-name=random", f"--num-prompts={count}", f"--random-input-len={length}"]
         asked += [f"--random-output-len={steps}"]
         more = ["--disable-detokenize", "--num-warmups=2", "--tokenizer", given.tokenizer]
