@@ -28,6 +28,8 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 STARTED = time.time()
+# tokens of a step whose log-probabilities are known
+LIKELY = 20
 
 
 def prepare() -> None:
@@ -100,7 +102,7 @@ class Answer:
 def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
     from vllm import SamplingParams
 
-    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=5)
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=LIKELY)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
     found = [output.outputs[0] for output in outputs]
     return [
@@ -121,10 +123,31 @@ def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
-    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone.
+def text_prompts(model: str, path: str, lengths: list[int]) -> list[list[int]]:
+    """Prompts of these lengths: pieces of a text that follow one another."""
+    from pathlib import Path
 
-    sinks: exact first tokens in place of the plan's. Without a plan, of the model's own cache.
+    from aatc_cli.models.loading import find_model, load_tokenizer
+
+    text = Path(path).read_text(encoding="utf-8")[: 8 * sum(lengths)]
+    tokens = load_tokenizer(find_model(model)).raw(text, add_special_tokens=False)["input_ids"]
+    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    assert ends[-1] <= len(tokens), "the text is too short"
+    return [tokens[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def prompts_of(given: argparse.Namespace) -> list[list[int]]:
+    """Random prompts, or pieces of a text of the same lengths."""
+    from transformers import AutoConfig
+
+    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    return text_prompts(given.model, given.text, [len(ids) for ids in prompts]) if given.text else prompts
+
+
+def opened(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """The model, and a session of the plan's fused cache, or of the model's own.
+
+    sinks: exact first tokens in place of the plan's.
     """
     from pathlib import Path
 
@@ -140,25 +163,31 @@ def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(find_model(model), device=device, dtype=dtype)
-    opened = Plan.open(Path(plan)) if plan else None
-    if opened is None:
-        session = plain(loaded)
-    elif sinks is None:
-        session = prepare_session(loaded, opened, "fused")
-    else:
-        window = opened.recipe.window.model_copy(update={"sinks": sinks})
-        layers = attention_layers(loaded)
-        spec = tiles_spec(loaded, layers, opened.codecs(device), window, None, "fused")
-        session = Session.of(opened.name, loaded, layers, spec)
+    made = Plan.open(Path(plan)) if plan else None
+    if made is None:
+        return loaded, plain(loaded)
+    if sinks is None:
+        return loaded, prepare_session(loaded, made, "fused")
+    window = made.recipe.window.model_copy(update={"sinks": sinks})
+    layers = attention_layers(loaded)
+    spec = tiles_spec(loaded, layers, made.codecs(device), window, None, "fused")
+    return loaded, Session.of(made.name, loaded, layers, spec)
+
+
+def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone, as `opened`."""
+    import torch
+
+    loaded, session = opened(model, plan, dtype, sinks)
 
     def generate(tokens: list[int], steps: int) -> Answer:
         with session.attached(), torch.no_grad():
-            ids = torch.tensor([tokens], device=device)
+            ids = torch.tensor([tokens], device=loaded.device)
             options = {session.keyword: session.new_cache(), "return_dict_in_generate": True, "output_logits": True}
             out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
         likely = []
         for logits in out.logits:
-            values, places = logits[0].float().log_softmax(-1).topk(5)
+            values, places = logits[0].float().log_softmax(-1).topk(LIKELY)
             likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
         return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
 
@@ -182,6 +211,72 @@ def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
             rounded = [[round(side[t], 5) if t in side else None for t in two] for side in (a.likely[at], b.likely[at])]
             parted[index] = {"at": at, "of_found": rounded[0], "of_wanted": rounded[1]}
     return {"equal": len(found) - len(parted), "of": len(found), "apart": round(apart, 6), "parted": parted}
+
+
+def forced(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """A function: log-probabilities [steps, V] of a cache that is fed a prompt and an engine's answer to it."""
+    import torch
+
+    loaded, session = opened(model, plan, dtype, sinks)
+
+    def feed(prompt: list[int], answer: Answer):
+        with session.attached(), torch.no_grad():
+            kwargs = {session.keyword: session.new_cache(), "use_cache": True, "logits_to_keep": 1}
+            parts = [prompt, *([token] for token in answer.tokens[:-1])]
+            logits = [loaded(torch.tensor([ids], device=loaded.device), **kwargs).logits[0, -1] for ids in parts]
+        return torch.stack(logits).float().log_softmax(-1).cpu()
+
+    return feed
+
+
+def divergence(first, second) -> list[float]:
+    """KL of two caches at every step, of k tokens and all others as one: log-probabilities [n, k] of the former."""
+    import torch
+
+    def spread(logs):
+        kept = logs.double()
+        return torch.cat((kept, (1 - kept.exp().sum(1, keepdim=True)).clamp(min=1e-12).log()), 1)
+
+    p, q = spread(first), spread(second)
+    return (p.exp() * (p - q)).sum(1).tolist()
+
+
+def given_the_same_tokens(
+    given: argparse.Namespace, found: list[tuple[list[int], Answer]], sinks: int | None = None, **facts
+) -> None:
+    """How far the engine is from the fused cache that is fed its answers, and how far caches of other types are.
+
+    Of steps that read tiles and of those that read none. What rounding does to a plan depends on the type of numbers:
+    an engine that is right is as far from the plan in float32 as the fused cache is in the engine's type.
+    """
+    import torch
+
+    caches = {"own": (given.plan, given.dtype), "float32": (given.plan, "float32"), "model": (None, "float32")}
+    feeds = {name: forced(given.model, *what, sinks if what[0] else None) for name, what in caches.items()}
+    sums: dict[str, dict[str, list[float]]] = {"tiles": {}, "no_tiles": {}}
+    count = 0
+    for prompt, answer in found:
+        if given.seconds and time.time() - STARTED > given.seconds:
+            break
+        places = torch.tensor([list(step)[:LIKELY] for step in answer.likely])
+        logs = {name: feed(prompt, answer).gather(1, places) for name, feed in feeds.items()}
+        logs["engine"] = torch.tensor([list(step.values())[:LIKELY] for step in answer.likely])
+        count += 1
+        values = {
+            f"{first}_to_{second}": divergence(logs[first], logs[second])
+            for first, second in (("engine", "own"), ("engine", "float32"), ("own", "float32"), ("float32", "model"))
+        }
+        values["apart"] = (logs["engine"] - logs["own"])[:, :5].abs().amax(1).tolist()
+        values["float32_apart"] = (logs["own"] - logs["float32"])[:, :5].abs().amax(1).tolist()
+        for name, steps in values.items():
+            for step, value in enumerate(steps):
+                kind = "tiles" if step and len(prompt) + step > (sinks or 4) + 128 else "no_tiles"
+                sums[kind].setdefault(name, []).append(value)
+    for kind, named in sums.items():
+        if named:
+            mean = {name: float(f"{sum(values) / len(values):.3g}") for name, values in named.items()}
+            most = {name: float(f"{max(values):.3g}") for name, values in named.items()}
+            say(given_the_same_tokens=kind, prompts=count, steps=len(named["apart"]), mean=mean, most=most, **facts)
 
 
 def preempted_at(llm, count: int) -> dict[int, list[int]]:
@@ -210,10 +305,8 @@ def after_preemption(generate, prompt: list[int], steps: int, cached: list[int])
 
 def correct(given: argparse.Namespace) -> None:
     import torch
-    from transformers import AutoConfig
 
-    vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    prompts = random_prompts(given.prompts, vocabulary, given.longest)
+    prompts = prompts_of(given)
     total = sum(len(ids) // 64 + 2 for ids in prompts)
     changes = {
         "max_model_len": given.longest + given.steps + 64,
@@ -230,6 +323,9 @@ def correct(given: argparse.Namespace) -> None:
     alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
+    if given.forced:
+        spread = [calm[k * len(calm) // given.forced] for k in range(min(given.forced, len(calm)))] if calm else []
+        given_the_same_tokens(given, [(prompts[i], batched[i]) for i in spread])
     generate, wanted = reference(given.model, given.plan, given.dtype), {}
     # those that lost their blocks first, then some of all lengths, as long as there is time
     stripe, stripes = (int(part) for part in given.stripe.split("/"))
@@ -247,9 +343,7 @@ def correct(given: argparse.Namespace) -> None:
 
 def control(given: argparse.Namespace) -> None:
     """How often two caches part that are both exact: vLLM's own against the model's under `generate`."""
-    from transformers import AutoConfig
-
-    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    prompts = prompts_of(given)
     changes = {
         "max_model_len": given.longest + given.steps + 64,
         "max_num_seqs": given.prompts,
@@ -272,9 +366,12 @@ def shared(given: argparse.Namespace) -> None:
     from aatc_cli.serve.vllm_backend.served import served_of
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
+    heads = [(head * 3)[:640] for head in sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]]
     tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
-    prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
+    if given.text:
+        pieces = text_prompts(given.model, given.text, [640, 640, *map(len, tails)])
+        heads, tails = pieces[:2], pieces[2:]
+    prompts = [heads[i % 2] + tail for i, tail in enumerate(tails)]
     changes = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -291,6 +388,9 @@ def shared(given: argparse.Namespace) -> None:
     again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
     say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
+    if given.forced:
+        given_the_same_tokens(given, list(zip(prompts, cold, strict=False)), 64, of="cold")
+        given_the_same_tokens(given, list(zip(prompts, again, strict=True)), 64, of="hits")
     generate = reference(given.model, given.plan, given.dtype, 64)
     own = [generate(ids, given.steps) for ids in prompts]
     # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
@@ -338,6 +438,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--alone", type=int, default=64)
     parser.add_argument("--references", type=int, default=64)
+    parser.add_argument("--forced", type=int, default=0, help="answers that other caches are fed, to compare all steps")
+    parser.add_argument("--text", help="a file of text to take prompts from, in place of random tokens")
     parser.add_argument("--stripe", default="0/1", help="which of how many parts of the references to compute")
     parser.add_argument("--seconds", type=float, default=0, help="after which no more references are begun")
     parser.add_argument("--longest", type=int, default=1200)

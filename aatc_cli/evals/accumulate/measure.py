@@ -22,7 +22,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
     Raises `AatcError` for more tokens than the model has positions, or for so few that a plan keeps them exact.
     """
-    opened.check_length(settings.length, "--tokens")
+    opened.check_length(settings.length, "--tokens", settings.prompt + 1)
     for subject in opened.subjects:
         check_packed(subject, settings.length, "--tokens")
     return [result for text in dict.fromkeys(settings.text) for result in _on_text(opened, settings, text)]
@@ -44,8 +44,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
         walk = Walk(opened, settings, windows.tokens, ticks)
         with progress("eval accumulate", ticks.total) as ticker:
             ticks.ticker = ticker
-            for subject in missing:
-                result = walk.result(subject, drafts[subject.name])
+            for subject, result in walk.results(missing, drafts):
                 path = write_evaluation(opened.run.evals, result)
                 say(f"eval: accumulate of {subject.name} on {result.text} -> {path}")
                 found[subject.name] = result

@@ -44,7 +44,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     require_stored(opened.subjects, opened.options, "is what every plan is timed against")
     for subject in opened.subjects:
         room = 1 + (settings.repeats + 1) * subject.recipe.window.flush
-        opened.check_length(max(settings.contexts) + room, "--context")
+        opened.check_length(max(settings.contexts) + room, "--context", room)
     return [_result(opened, settings, subject) for subject in opened.subjects]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -64,9 +65,7 @@ class Digits:
 
     def fields(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Token and digit of every field of every byte, from the lowest bits on: int64 [nbytes, 8 / bits] each."""
-        byte = torch.arange(self.nbytes, device=device)[:, None]
-        field = torch.arange(8 // self.bits, device=device)
-        return (_key_fields if self.side == "k" else _value_fields)(byte, field, self.bits)
+        return _fields(self.side, self.bits, self.nbytes, device)
 
     def pack(self, codes: Tensor) -> Tensor:
         """Bytes [..., nbytes] of codes u [..., 16, E]."""
@@ -90,10 +89,15 @@ class Digits:
         return torch.nn.functional.pad(found, (0, self.count - channel.numel()))
 
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        kind = torch.int64
-        return torch.tensor(self.channels, dtype=kind, device=device), torch.tensor(
-            self.shifts, dtype=kind, device=device
-        )
+        """Channels and shifts on a device, made once: a copy is more than the rest of what is done with them."""
+        if device not in self._made:
+            both = torch.tensor((self.channels, self.shifts), dtype=torch.int64).to(device)
+            self._made[device] = both[0], both[1]
+        return self._made[device]
+
+    @cached_property
+    def _made(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
 
 
 def digits_of(widths: Sequence[int], side: Side) -> list[Digits]:
@@ -147,6 +151,13 @@ def _cut(order: Sequence[int], widths: Sequence[int], side: Side, fours: int) ->
     return [
         Digits(side, bits, tuple(c for c, _ in found[bits]), tuple(shift for _, shift in found[bits])) for bits in SIZES
     ]
+
+
+@lru_cache(maxsize=512)
+def _fields(side: Side, bits: int, nbytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    byte = torch.arange(nbytes, device=device)[:, None]
+    field = torch.arange(8 // bits, device=device)
+    return (_key_fields if side == "k" else _value_fields)(byte, field, bits)
 
 
 def _key_fields(byte: Tensor, field: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ where roundings decide, a token may find another scale (`evals.bench.undecided` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -18,13 +18,14 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import Span, Tables
 from aatc_cli.core.scales import pack_scales, scale_grid
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
 from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
-from aatc_cli.runtime.tiles.layer import TileLayer
+from aatc_cli.runtime.tiles.layer import TileForm, TileLayer
 
 # tiles whose latents are there at once
 _AT_ONCE = 512
@@ -57,11 +58,8 @@ class EncodeTables:
 
     @classmethod
     def of(cls, tiles: RecordTiles) -> EncodeTables:
-        """Of the codecs whose codes ``tiles`` packs, on their device."""
-        device = tiles.sides["k"].codec.codec.encode.device
-        # thousands of small steps and copies, each of which costs a GPU more than it costs the host
-        host = _on_host(tiles)
-        rule, codecs = tiles.rule, {side: host.sides[side].codec for side in SIDES}
+        """Of the codecs whose codes ``tiles`` packs, which are on the host."""
+        rule, codecs = tiles.rule, {side: tiles.sides[side].codec for side in SIDES}
         cells = _Cells()
         shape = (tiles.heads, rule.classes, len(SIDES))
         channels = torch.zeros(*shape, tiles.size, _WORDS, dtype=torch.int32)
@@ -71,40 +69,47 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        sources = Sources.of(host)
+        sources, host = Sources.of(tiles), counts.device
         edges, before = cells.tensors()
         return cls(
-            rule.class_of_rank(device)[::ROWS].to(torch.int32),
-            counts.to(device),
-            channels.transpose(-2, -1).contiguous().to(device),
-            edges.to(device),
-            before.to(device),
-            _scale_codes(device),
-            scale_grid(device).to(torch.float32),
-            sources.entries.to(device),
-            sources.places.to(device),
-            sources.counts.to(device),
+            rule.class_of_rank(host)[::ROWS].to(torch.int32),
+            counts,
+            channels.transpose(-2, -1).contiguous(),
+            edges,
+            before,
+            _scale_codes(host),
+            scale_grid(host).to(torch.float32),
+            sources.entries,
+            sources.places,
+            sources.counts,
             rule.classes,
             tiles.nbytes,
         )
 
+    def scaled(self, device: torch.device) -> EncodeTables:
+        """The same, on a device, with the codes of scales as that device finds them: its logarithms are its own."""
+        return replace(self, scale_codes=_scale_codes(device), scales=scale_grid(device).to(torch.float32))
+
 
 class FusedTileLayer(TileLayer):
-    """The codecs of one layer whose tiles are records; on a GPU a kernel makes them."""
+    """The codecs of one layer whose tiles are records; on a GPU a kernel makes them, from ``tables``."""
 
-    @property
-    def by_kernel(self) -> bool:
-        """Whether a kernel packs: what it computes in is float32."""
-        return self.device.type == "cuda" and self.codecs["k"].codec.encode.dtype == torch.float32
-
-    def prepare(self) -> None:
-        """Make what the kernel needs ahead of the first tile: a second or two of a layer."""
-        if self.by_kernel:
-            _ = self._tables, self._encoder
+    def __init__(
+        self,
+        layer: int,
+        codecs: Mapping[Side, TileCodec],
+        biases: Mapping[Side, Tensor | None],
+        rule: TileRule,
+        heads: int,
+        held: TileForm,
+        tables: EncodeTables | None = None,
+    ) -> None:
+        super().__init__(layer, codecs, biases, rule, heads, held)
+        self.tables = tables
 
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
-        if not self.by_kernel:
+        if self.tables is None:
             return super().encode(rows, received, first)
         if self.rule.ranked_by != "received":
             received = self.rule.classes_of(received, first, self.layer).to(torch.float32)
@@ -115,7 +120,7 @@ class FusedTileLayer(TileLayer):
         for start in range(0, by_tile.shape[0], _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             latents = {side: self.latents(side, flat[side][part]) for side in SIDES}
-            call = EncodeCall(latents["k"], latents["v"], by_tile[part].contiguous(), self._tables)
+            call = EncodeCall(latents["k"], latents["v"], by_tile[part].contiguous(), self.tables)
             self._encoder(call, out[part])
         return out.view(received.shape[0], -1, self.held.nbytes)
 
@@ -127,25 +132,16 @@ class FusedTileLayer(TileLayer):
         return found
 
     @cached_property
-    def _tables(self) -> EncodeTables:
-        assert isinstance(self.held, RecordTiles)
-        return EncodeTables.of(self.held)
-
-    @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
-
-
-def _on_host(tiles: RecordTiles) -> RecordTiles:
-    """The same records of codecs on the CPU."""
-    return RecordTiles({side: tiles.sides[side].codec.to("cpu") for side in SIDES}, tiles.rule, tiles.heads)
 
 
 class _Cells:
     """Cells of all widths and quantizers behind one another; the first has no threshold and the level zero."""
 
     def __init__(self) -> None:
-        self.edges, self.lows, self.counts = [torch.tensor([torch.inf])], [torch.zeros(1)], [torch.zeros(1)]
+        self.edges = [torch.tensor([torch.inf], dtype=torch.float32)]
+        self.lows, self.counts = ([torch.zeros(1, dtype=torch.float32)] for _ in range(2))
         self.size = 1
         self.places: dict[tuple[int, bool], tuple[int, int, float]] = {}
 
@@ -157,7 +153,7 @@ class _Cells:
             per_one = _cells_a_unit(edges)
             index = torch.round(edges * per_one).to(torch.int64)
             last = int(index.max()) if len(edges) else 0
-            edge = torch.full((last + 1,), torch.inf)
+            edge = torch.full((last + 1,), torch.inf, dtype=torch.float32)
             edge[index] = edges
             count = torch.searchsorted(index, torch.arange(last + 1))
             self.places[key] = (self.size, last, per_one)
@@ -177,7 +173,8 @@ def _magnitudes(span: Span) -> tuple[Tensor, Tensor]:
     """Thresholds above zero and the levels above zero of a span, float32."""
     half = 2 ** (span.width - 1)
     if span.step:
-        return torch.arange(1, half) * span.step, (torch.arange(half) + 0.5) * span.step
+        places = torch.arange(half, dtype=torch.float32)
+        return places[1:] * span.step, (places + 0.5) * span.step
     return span.thresholds[half:].float().cpu(), span.points[half:].float().cpu()
 
 
@@ -194,7 +191,7 @@ def _cells_a_unit(edges: Tensor) -> float:
 def _channels(codec: TileCodec, k: int, heads: int, cells: _Cells) -> list[Tensor]:
     """Of every head what the kernel knows of the channels that class k codes: int32 [n, 8], by rising width."""
     made = codec.of_class(k)
-    like = torch.ones(1)
+    like = torch.ones(1, dtype=torch.float32)
     weight = torch.ones_like(made.variance) if made.weight is None else made.weight
     price, spread = weight * made.variance.sqrt().square(), made.variance.sqrt()
     centre = torch.zeros_like(spread) if made.centre is None else made.centre
@@ -219,7 +216,7 @@ def _of_width(codec: TransformCodec, width: int, like: Tensor, cells: _Cells) ->
     span = Tables.of(torch.tensor([width]), like, codec.quantizer == "uniform").spans[0]
     first, last, per_one = cells.place(span)
     # a GPU multiplies by the inverse in float32 where it is asked to divide by a number
-    inverse = float(1 / torch.tensor(span.step)) if span.step else 0.0
+    inverse = float(1 / torch.tensor(span.step, dtype=torch.float32)) if span.step else 0.0
     return first | last << 16, per_one, inverse
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.runtime.fused_tiles.digits import SIZES
+from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
@@ -14,8 +15,29 @@ Form = tuple[int, int, int]
 
 # forms of a side in one kernel: code of each takes some kilobytes and some tenths of a second of compiling
 _MOST_FORMS = 16
+# a bulk copy takes sixteen bytes at least
+_LEAST_STAGE = 16
 # bytes of a step of 32 digits of 16 tokens, by bits
 _STEP_BYTES = tuple(64 * bits for bits in SIZES)
+
+
+@dataclass(frozen=True)
+class TileRoom:
+    """What one kernel has room for: forms of classes, and the most bytes that a class of a head has in a tile."""
+
+    steps: TileSteps
+    stage_bytes: int
+
+    @classmethod
+    def of(cls, tiles: Sequence[RecordTiles]) -> TileRoom:
+        """Enough for all of these layers."""
+        sizes = [
+            quota // ROWS * record.nbytes
+            for part in tiles
+            for row in part.records
+            for record, quota in zip(row, part.rule.quotas, strict=True)
+        ]
+        return cls(steps_of(tiles), max(_LEAST_STAGE, *sizes))
 
 
 def steps_of(tiles: Sequence[RecordTiles]) -> TileSteps:
