@@ -168,7 +168,8 @@ class RecordTiles:
         for head, row in enumerate(self.records):
             held = torch.tensor([record.nbytes > 0 for record in row]).repeat_interleave(quotas)
             if not bool(held.all()):
-                found.append((head, *(part.nonzero()[:, 0].to(self._device) for part in (held, ~held))))
+                there, missing = (part.nonzero()[:, 0].to(self._device) for part in (held, ~held))
+                found.append((head, there, missing))
         return found
 
     @cached_property

@@ -6,6 +6,8 @@ say what tokens receive.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,12 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.runtime.kernels.received_rows import received_of
 from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
+from aatc_cli.runtime.tiles.layer import TileLayer
 from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.quick import plain_keys
+
+# tiles that are read at once, which bounds the numbers alive
+_TILES = 256
 
 
 def attend_chunk(
@@ -64,39 +70,41 @@ def _before(store: TileStore, query: Tensor, view: LayerView) -> tuple[Tensor, T
     for part_keys, part_values, place in parts:
         keys.append(_rotated(by_head(part_keys, heads), view, place).to(query.dtype))
         values.append(by_head(part_values, heads).to(query.dtype))
-    dropped = None
-    if store.packed:
-        rows = store.packed_rows(0, store.packed)
-        keys.append(_rotated(rows.keys, view, sinks).to(query.dtype))
+    dropped = []
+    for start, tiles in store.pages.parts(_TILES):
+        rows = store.layer.read(tiles)
+        keys.append(_rotated(rows.keys, view, sinks + start * store.layer.rule.tile).to(query.dtype))
         values.append(rows.values.to(query.dtype))
-        dropped = rows.dropped
-    found, sums = _over(store, query, (torch.cat(keys, 2), torch.cat(values, 2)), dropped, view.scaling)
+        dropped += [] if rows.dropped is None else [rows.dropped]
+    hidden = torch.cat(dropped, 2) if dropped else None
+    found, sums = _over(store.layer, query, (torch.cat(keys, 2), torch.cat(values, 2)), hidden, view.scaling)
     return found, sums, keys[1][0].transpose(0, 1)
 
 
 def _over(
-    store: TileStore, query: Tensor, rows: tuple[Tensor, Tensor], dropped: Tensor | None, scaling: float
+    layer: TileLayer, query: Tensor, rows: tuple[Tensor, Tensor], dropped: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Attention over all ``rows`` but those that a head keeps nothing of: the last ones, dropped [1, H, m]."""
     if dropped is None:
         return _attention(query, *rows, scaling, causal=False)
-    # of every tile a head drops as many tokens as its lowest classes have: fused attention knows no masks of heads
-    quotas = torch.tensor(store.layer.rule.quotas)
-    gone = store.layer.dropped
-    assert gone is not None
-    tiles, heads, group = (
-        dropped.shape[2] // store.layer.rule.tile,
-        dropped.shape[1],
-        query.shape[1] // dropped.shape[1],
-    )
-    counts = (gone.cpu().T.to(torch.int64) @ quotas * tiles).tolist()
-    hidden = torch.nn.functional.pad(dropped[0], (rows[0].shape[2] - dropped.shape[2], 0))
+    # fused attention knows no masks of heads; how many tokens a head does not see is known, since all tiles are alike
+    count, tiles, group = rows[0].shape[2], dropped.shape[2] // layer.rule.tile, query.shape[1] // dropped.shape[1]
+    hidden = torch.nn.functional.pad(dropped[0], (count - dropped.shape[2], 0)).to(torch.int8)
     found = []
-    for head in range(heads):
-        kept = hidden[head].to(torch.int8).argsort(stable=True)[: hidden.shape[1] - counts[head]]
-        mine = (part[:, head : head + 1].index_select(2, kept) for part in rows)
-        found.append(_attention(query[:, head * group : (head + 1) * group], *mine, scaling, causal=False))
+    for head, gone in enumerate(_dropped_of_tile(layer)):
+        seen = hidden[head].argsort(stable=True)[: count - gone * tiles]
+        keys, values = (part[:, head : head + 1].index_select(2, seen) for part in rows)
+        found.append(_attention(query[:, head * group : (head + 1) * group], keys, values, scaling, causal=False))
     return torch.cat([each for each, _ in found], 1), torch.cat([sums for _, sums in found], 1)
+
+
+@cache
+def _dropped_of_tile(layer: TileLayer) -> list[int]:
+    """How many tokens of a tile every head keeps nothing of."""
+    assert layer.dropped is not None
+    quotas = torch.tensor(layer.rule.quotas)
+    found: list[int] = (layer.dropped.cpu().T.to(torch.int64) @ quotas).tolist()
+    return found
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
