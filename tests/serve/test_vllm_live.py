@@ -44,7 +44,7 @@ def served(request, tmp_path_factory, new_model):
 def run(*arguments: str) -> dict[str, Any]:
     """What a run of vLLM in a process of its own says."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "serve" / "live_vllm.py"), *arguments],
+        [sys.executable, str(ROOT / "tests" / "serve" / "live_vllm.py"), *arguments, "--memory", "0.05"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
