@@ -79,7 +79,7 @@ def start(kind: str, number: int, folder: str, given: argparse.Namespace) -> sub
     command += ["--max-num-batched-tokens", "8192", "--no-enable-prefix-caching"]
     command += ["--gpu-memory-utilization", "0.2", "--kv-cache-memory-bytes", str(given.memory << 30)]
     if kind == "plan":
-        asked = {"aatc": {"plan": "synthetic", "unchecked": True}}
+        asked = {"aatc": {"plan": "synthetic"}}
         command += ["--attention-backend", "CUSTOM", "--block-size", "64", "--additional-config", json.dumps(asked)]
         command += ["--no-enable-chunked-prefill"]
     else:
