@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,16 +11,28 @@ import torch
 from torch import Tensor
 
 
+# pinned memory of copies that the device may not have made yet, and what says that it has, in order
+_ON_THEIR_WAY: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+
 def on_device(values: Any, device: torch.device) -> Tensor:
     """Whole numbers as int64 on ``device``, in order with what is launched there.
 
     A plain copy waits until the device has done all that came before, so that a step's host work would follow the step
-    before it instead of running beside it. Pinned memory is given back by torch when the copy has been made.
+    before it instead of running beside it. The host's memory is held here until the copy was made: a step sends
+    numbers several times, and what is given back before is written over by those that come next.
     """
     host = torch.tensor(values, dtype=torch.int64)
     if device.type != "cuda":
         return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+    found = pinned.to(device, non_blocking=True)
+    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    made.record(torch.cuda.current_stream(device))  # type: ignore[no-untyped-call]
+    while _ON_THEIR_WAY and _ON_THEIR_WAY[0][0].query():  # type: ignore[no-untyped-call]
+        _ON_THEIR_WAY.popleft()
+    _ON_THEIR_WAY.append((made, pinned))
+    return found
 
 
 @contextmanager
