@@ -53,14 +53,15 @@ class ServeCommand:
     def start(self) -> None:
         """Run that command until it ends, which SIGTERM asks of it too.
 
-        Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that did not end well.
+        Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that ended unasked.
         """
         if self.version is None:
             raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
         status = _run(self.arguments)
-        if status:
-            how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
-            raise AatcError(f"the server of {self.plan} ended {how}", "what it said last is above")
+        if status is not None:
+            # the server of a dead engine ends as if it had been asked to
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            raise AatcError(f"the server of {self.plan} ended {how}, unasked", "what it said last is above")
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
     )
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """The status of a command; negative where a signal ended it, zero where this process was told to end it."""
+def _run(arguments: Sequence[str]) -> int | None:
+    """The status of a command; negative where a signal ended it, None where this process was told to end it."""
     told: list[int] = []
     # a terminal sends its interrupt to both; a child that is being started is asked as soon as it is there
     before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -111,7 +112,7 @@ def _run(arguments: Sequence[str]) -> int:
         while True:
             try:
                 status = process.wait(0.2)
-                return 0 if told else status
+                return None if told else status
             except subprocess.TimeoutExpired:
                 if told and told[-1] == signal.SIGTERM:
                     told.append(0)
