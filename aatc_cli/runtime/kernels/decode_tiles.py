@@ -32,8 +32,8 @@ _SPAN, _MOST_PLACES = 2, 4
 class TileSteps:
     """Forms that classes have, and bytes beyond a record that are read where digits do not fill theirs.
 
-    A form is how many steps of 32 digits of 4, 2 and 1 bits there are, of keys or of values; the kernel has straight
-    code for each.
+    A form is how many steps of 32 digits of 4, 2 and 1 bits there are, of keys and, at the same place, of values; the
+    kernel has a walk over tiles for each.
     """
 
     keys: tuple[tuple[int, int, int], ...]
@@ -96,17 +96,22 @@ class TileShape:
         """Sums of values of a step that are kept apart: two blocks share them where queries leave columns free."""
         return 1 if self.group <= 4 else 2 * -(-self.group // 8)
 
+    @property
+    def near_turns(self) -> bool:
+        """Whether turns of places are in shared memory: wide heads of many bits have no room for them."""
+        return self._launch[2]
+
     @cached_property
-    def _launch(self) -> tuple[int, int]:
-        """Warps of a program and places: as many warps as there are registers and shared memory for."""
+    def _launch(self) -> tuple[int, int, bool]:
+        """Warps of a program, places, near turns: as many warps as there are registers and shared memory for."""
         lots = self.dim // 16
         # sums of keys and of values, two operands, turned queries, and what else there is
         registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
         most = 16 if registers <= 144 else 12 if registers <= 190 else 8
-        for warps, places in ((16, 2), (12, 2), (8, 2), (4, 2)):
-            if warps <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= _SHARED_OF_PROGRAM:
-                return warps, places
-        return 4, 1
+        for found in ((16, 2, True), (12, 2, True), (8, 2, True), (4, 2, True), (4, 1, True)):
+            if found[0] <= most and max(self._walk_bytes(*found), self._merge_bytes(found[0])) <= _SHARED_OF_PROGRAM:
+                return found
+        return 4, 1, False
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: such that rounds of programs over the device are done soonest.
@@ -130,16 +135,17 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        walk, merge = self._walk_bytes(self.warps, self.places), self._merge_bytes(self.warps)
+        walk, merge = self._walk_bytes(*self._launch), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
 
-    def _walk_bytes(self, warps: int, places: int) -> int:
+    def _walk_bytes(self, warps: int, places: int, near_turns: bool) -> int:
         """Shared bytes of a program that walks tiles."""
         tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 1) * lots * 32
+        walk = self.steps.matrix * self.dim * 32 + tiles * 8 * lots * 32
+        walk += 64 * _SPAN * -(-self.fast // 2) * 64 if near_turns else 0
         walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
         walk += warps * tiles * lots * 256 if tiles > 1 else 0
         # words of digits that are not there are read too
@@ -156,6 +162,7 @@ class TileShape:
             ("G", self.group),
             ("NW", self.warps),
             ("PLACES", self.places),
+            ("NEAR_TURNS", int(self.near_turns)),
             ("FAST", self.fast),
             ("KEY_FORMS", _numbered(self.steps.keys)),
             ("VALUE_FORMS", _numbered(self.steps.values)),
@@ -237,7 +244,7 @@ class TileCall:
     def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a launch in the order of the kernel's signature."""
         t, turns = self.tables, self.turns
-        static = t.classes, t.matrices, t.starts, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
+        static = t.classes, t.matrices, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
         angles = turns.place_turns, turns.start_turns, turns.slopes, turns.start_angles, turns.place_angles
         lengths = self.counters.tokens, self.counters.tiles
         buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores

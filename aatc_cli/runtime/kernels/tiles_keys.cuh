@@ -1,13 +1,13 @@
 // Scores of sixteen tokens of a class: digits of keys as 8-bit floats times the rows of their digits.
 //
-// A byte below sixteen is an e4m3 number, itself times 2^-9. runtime/fused_tiles/digits.py says where digits lie: a lane's word of two bits has four
-// channels of tokens g and g + 8, of which those of the upper half of a step count four times, and their rows a quarter.
+// A byte below sixteen is an e4m3 number, itself times 2^-9, and its highest bit a sign: digits are stored as signs and magnitudes from their middle, so
+// that sums begin at zero. runtime/fused_tiles/digits.py says where they lie.
 
-// what is the same for all tiles of a program: its forms, steps of its matrix, where in a record digits begin, where in a tile records do, their bytes
+// what is the same for all tiles of a program: its form, steps of its matrix, where in a record digits begin, where in a tile records do, their bytes
 // and number
-struct Class { int key_form, value_form, matrix, keys2, keys1, values4, values2, values1, start, size, blocks; };
+struct Class { int form, matrix, keys2, keys1, values4, values2, values1, start, size, blocks; };
 
-// forms: how many steps of 32 digits of 4, 2 and 1 bits there are, as one number. What is done for each is straight code
+// forms, of keys and of values: how many steps of 32 digits of 4, 2 and 1 bits there are, as one number. There is a walk for each pair of them
 template <int... forms> struct Forms {
   static constexpr int count = sizeof...(forms);
   __device__ static constexpr int at(int place) {
@@ -21,17 +21,18 @@ typedef Forms<VALUE_FORMS> ValueForms;
 template <int form> struct Form {
   static constexpr int fours = form / 4096, twos = form / 64 % 64, ones = form % 64, steps = fours + twos + ones;
 };
-// act for the form at `place`, found by halves
-template <class All, int first, int count, class Act> __device__ __forceinline__ void by_form(int place, const Act& act) {
-  if constexpr (count == 1) act.template of<All::at(first)>();
-  else if (place < first + count / 2) by_form<All, first, count / 2>(place, act);
-  else by_form<All, first + count / 2, count - count / 2>(place, act);
+template <int n> struct At { static constexpr int place = n; };
+// act for the forms at `place`, found by halves
+template <int first, int count, class Act> __device__ __forceinline__ void by_place(int place, const Act& act) {
+  if constexpr (count == 1) act(At<first>());
+  else if (place < first + count / 2) by_place<first, count / 2>(place, act);
+  else by_place<first + count / 2, count - count / 2>(place, act);
 }
 
 // tables in shared memory
 struct Walk {
   u32 matrix;
-  const uint2 *queries, *start;
+  const uint2* queries;
   const uint4* turns;
   const float* scales;
   const u32* bias;
@@ -77,25 +78,23 @@ __device__ __forceinline__ void turn_queries(Turned& turned, const Walk& w, cons
   }
 }
 
+// digits less their middle, times minus two or eight
 __device__ __forceinline__ void four_bits(u32 (&a)[4], u32 v, u32 w) {
-  a[0] = v & 0x0F0F0F0Fu; a[1] = v >> 4 & 0x0F0F0F0Fu; a[2] = w & 0x0F0F0F0Fu; a[3] = w >> 4 & 0x0F0F0F0Fu;
+  a[0] = v & 0x8E8E8E8Eu ^ 0x0F0F0F0Fu; a[1] = v >> 3 & 0x0E0E0E0Eu ^ 0x0F0F0F0Fu | v << 7 & 0x80808080u;
+  a[2] = w & 0x8E8E8E8Eu ^ 0x0F0F0F0Fu; a[3] = w >> 3 & 0x0E0E0E0Eu ^ 0x0F0F0F0Fu | w << 7 & 0x80808080u;
 }
 __device__ __forceinline__ void two_bits(u32 (&a)[4], u32 w) {
-  const u32 v = w >> 4;
-  a[0] = w & 0x03030303u; a[1] = v & 0x03030303u; a[2] = w & 0x0C0C0C0Cu; a[3] = v & 0x0C0C0C0Cu;
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = w << i & 0x88888888u ^ 0x0C0C0C0Cu;
 }
 __device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
-  const u32 v = w >> 2;
-  a[0] = w & 0x01010101u; a[1] = v & 0x01010101u; a[2] = w & 0x02020202u; a[3] = v & 0x02020202u;
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = w << i & 0x80808080u | 0x04040404u;
 }
 
-// of tokens g and g + 8 what their scores need first, read while products are under way
-struct Near {
-  int place0, place1;
-  __device__ __forceinline__ void read(const Walk& w, const u8* rec, int first, int lane) {
-    place0 = first + rec[lane / 4]; place1 = first + rec[lane / 4 + 8];
-  }
-};
+// places of tokens g and g + 8 in a pair of tiles
+struct Near { int place0, place1; };
+__device__ __forceinline__ Near near_of(const u8* rec, int first, int lane) { return Near{first + rec[lane / 4], first + rec[lane / 4 + 8]}; }
 
 // words of step i of a form, of one bit those of the next step too; two lanes share those of an odd last step
 template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, const Class& c, int lane, int i) {
@@ -105,11 +104,11 @@ template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, co
   if (i < narrow) return make_uint2(*(const u32*)(rec + here(c.keys2) + 4 * mine + 128 * (i - fours)), 0u);
   const u8* ones = rec + here(c.keys1) + 64 * (i - narrow);
   if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
-  return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) >> 4 * (t % 2), 0u);
+  return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) << 4 * (t % 2), 0u);
 }
-// products of all steps of a form, two under way at a time and words of two steps read ahead
-template <int form>
-__device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, const u8* rec, const Walk& w, const Class& c, int first, int lane) {
+// products of all steps of a form, two under way at a time and words of two steps read ahead; what is done `beside` comes in as many parts
+template <int form, class Beside>
+__device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const u8* rec, const Walk& w, const Class& c, int lane, const Beside& beside) {
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
   uint2 words[3];
   u32 operands[2][4];
@@ -121,28 +120,25 @@ __device__ __forceinline__ void multiply_form(u32 (&sum)[4 * LOTS], Near& near, 
     const bool second = i >= narrow && (i - narrow) % 2;  // of two steps of one bit
     if (i > 1) { pending<1>(); keep(a); }
     const uint2 x = words[(second ? i - 1 : i) % 3];
-    if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, second ? x.x >> 4 : x.x);
+    if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, second ? x.x << 4 : x.x);
     arrive();
-    wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP));
+    const unsigned long long rows = MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP);
+    if (i == 0) wgmma<0>(sum, a, rows); else wgmma<1>(sum, a, rows);
     // rows of digits of four bits are sums of two
     if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
     close_group();
     if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, lane, i + 2);
+    beside(i, steps);
   }
-  near.read(w, rec, first, lane);
+  if (steps == 0) {
+#pragma unroll
+    for (int i = 0; i < 4 * LOTS; i++) sum[i] = 0u;
+    beside(0, 1);
+  }
   pending<0>();
   if (steps > 0) keep(operands[0]);
   if (steps > 1) keep(operands[1]);
 }
-// minus the sums of the offsets, which are the same for both tokens
-__device__ __forceinline__ void start_sums(u32 (&sum)[4 * LOTS], const Walk& w, int lane) {
-#pragma unroll
-  for (int j = 0; j < LOTS; j++) {
-    const uint2 from = w.start[4 * j + lane % 4];
-    sum[4 * j] = from.x; sum[4 * j + 1] = from.x; sum[4 * j + 2] = from.y; sum[4 * j + 3] = from.y;
-  }
-}
-
 // the turns of a place: two lots lie together, which of neighbouring places are in turn in either half of the banks
 __device__ __forceinline__ int turn_of(int place) { return place * TURN_ROW + (TURN_ROW % 8 ? 0 : 4 * (place % 2)); }
 __device__ __forceinline__ int lots_of(int turn, int j) { return TURN_ROW % 8 ? turn + 4 * (j / 2) : (j / 2 % 2 ? turn ^ 4 : turn) + 8 * (j / 4); }

@@ -8,7 +8,7 @@
 //
 // D head dim, G query heads of a kv head, FAST lots of pairs that turn far, KEY_FORMS and VALUE_FORMS how many steps of 4, 2 and 1 bits classes have, KM and
 // VS the most steps of the matrix of keys and of values, BIAS where keys have one, PLACES tiles of a warp that there is shared memory for, or more of a
-// smaller class.
+// smaller class, NEAR_TURNS whether there is for turns of places.
 
 #define THREADS (NW * 32)
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
@@ -23,6 +23,7 @@
 #define STEP (STEP_BYTES / 16)
 #define MATRIX_FORM (16ull << 32)  // of its descriptor
 #define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
+#define TURNS (NEAR_TURNS ? 64 * SPAN * TURN_ROW : 0)  // in shared memory
 #define HEADER 48             // places, key scales and value scales of a record
 #define MOVE 4.f              // powers of two above the reference of the weights before it is moved
 
@@ -34,37 +35,9 @@
 #include "tiles_values.cuh"
 #include "tiles_merge.cuh"
 
-// what is done for a form: values of sixteen tokens with weights b, products of keys of sixteen tokens
-struct SumValues {
-  Sums& s;
-  const u32 (&b)[WEIGHTS][2];
-  const Class& c;
-  const u8* rec;
-  int lane;
-  template <int form> __device__ __forceinline__ void of() const { sum_form<form>(s, b, c, rec, lane); }
-};
-struct MultiplyKeys {
-  u32 (&sum)[4 * LOTS];
-  Near& near;
-  const u8* rec;
-  const Walk& w;
-  const Class& c;
-  int first, lane;
-  template <int form> __device__ __forceinline__ void of() const { multiply_form<form>(sum, near, rec, w, c, first, lane); }
-};
-__device__ __forceinline__ void sum_values(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
-  by_form<ValueForms, 0, ValueForms::count>(c.value_form, SumValues{s, b, c, rec, lane});
-}
-// keys of sixteen tokens of a warp's tile, whose places count from `first`
-__device__ __forceinline__ void take_keys(u32 (&sum)[4 * LOTS], Near& near, const Walk& w, const Class& c, const u8* rec, int first, int lane) {
-  start_sums(sum, w, lane);
-  by_form<KeyForms, 0, KeyForms::count>(c.key_form, MultiplyKeys{sum, near, rec, w, c, first, lane});
-  keep(sum);
-}
-
 // grid (batch, kv heads, chunks of tiles by class and then shares of exact tokens), 32 NW threads
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices, const uint2* starts,
+attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, const int* classes, const uint4* matrices,
              const int4* digit_slots, const float4* digit_weights, const float* offsets, const float* pair_scale, const u32* key_bias,
              const uint4* place_turns, const uint2* start_turns, const float* slopes, const float2* start_angles, const float2* place_angles,
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
@@ -84,16 +57,15 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
   const int facts = classes[16 * which + lane % 16], to = min(tiles[b], from + s.chunk);
   const auto fact = [&](int i) { return __shfl_sync(~0u, facts, i); };  // which are in uniform registers
-  const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9), fact(10)};
+  const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9)};
   if (from >= to || !c.size) {
     empty_part(s, s.exact + piece, stat);
     finish(s, last, smem);
     return;
   }
-  uint4* turns = (uint4*)(smem + KM * STEP_BYTES);       // [64 SPAN][TURN_ROW]
-  uint2* queries = (uint2*)(turns + 64 * SPAN * TURN_ROW);  // [QT][LOTS][32]
-  uint2* start = queries + QT * LOTS * 32;               // [LOTS][4]
-  float* scales = (float*)(start + LOTS * 4);            // [256]
+  uint4* near_turns = (uint4*)(smem + KM * STEP_BYTES);  // [64 SPAN][TURN_ROW] where there is room for them
+  uint2* queries = (uint2*)(near_turns + TURNS);         // [QT][LOTS][32]
+  float* scales = (float*)(queries + QT * LOTS * 32);    // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
   uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][QT][LOTS][32] where they are not in registers
@@ -125,10 +97,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     for (int n = 0, next = begin; n < places && next < to; n++, next = behind(next)) fetch(next, n, page_of(next));
     if (threadIdx.x == 0) {
       const int size = c.matrix * STEP_BYTES;
-      expect(tables_here, size + LOTS * 32 + 64 * SPAN * TURN_ROW * 16);
+      expect(tables_here, size + TURNS * 16);
       if (size) bulk(address(smem), matrices + (long long)which * KM * STEP, size, tables_here);
-      bulk(address(start), starts + which * LOTS * 4, LOTS * 32, tables_here);
-      bulk(address(turns), place_turns, 64 * SPAN * TURN_ROW * 16, tables_here);
+      if (TURNS) bulk(address(near_turns), place_turns, TURNS * 16, tables_here);
     }
   }
   fill_queries(queries, s, q, pair_scale + which * (D / 2), slopes);
@@ -136,35 +107,41 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {(u32)descriptor_of(address(smem)), queries, start, turns, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, TURNS ? near_turns : place_turns, scales, bias};
   Sums sums;
   clear(sums);
-  Turned turned;
-  turned.shared = own + warp * QT * LOTS * 32 + lane;
-  // four warps multiply together as long as the first of them has a tile
-  for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
-    const bool valid = tile < to;
-    const int page = page_of(ahead);
-    const u8* at = stage + 2 * LOTS * 32 + place * bytes;
-    if (valid) arrived(mine + 8 * place, phase);
-    if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
-    for (int i = 0; i < c.blocks; i++) {
-      const u8* rec = at + i * c.size;
-      u32 sum[4 * LOTS];
-      Near near;
-      take_keys(sum, near, w, c, rec, in_pair(tile) * 64, lane);
-      if (!valid) continue;
-      float sc[QT][2];
-      scores_of(sc, sum, w, near, rec, turned, lane);
-      u32 weights[WEIGHTS][2];
-      weigh(weights, sc, sums, w, rec, lane);
-      sum_values(sums, weights, c, rec, lane);
+  by_place<0, KeyForms::count>(c.form, [&](auto found) {
+    constexpr int keys = KeyForms::at(decltype(found)::place), values = ValueForms::at(decltype(found)::place);
+    Turned turned;
+    turned.shared = own + warp * QT * LOTS * 32 + lane;
+    Values<values> before;
+    before.clear();
+    // four warps multiply together as long as the first of them has a tile
+    for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
+      const bool valid = tile < to;
+      const int page = page_of(ahead);
+      const u8* at = stage + 2 * LOTS * 32 + place * bytes;
+      if (valid) arrived(mine + 8 * place, phase);
+      if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
+      for (int i = 0; i < c.blocks; i++) {
+        const u8* rec = at + i * c.size;
+        const Near near = near_of(rec, in_pair(tile) * 64, lane);
+        u32 sum[4 * LOTS];
+        multiply<keys>(sum, rec, w, c, lane, [&](int share, int shares) { before.take(sums, share, shares); });
+        keep(sum);
+        if (!valid) { before.weigh_nothing(); continue; }
+        float sc[QT][2];
+        scores_of(sc, sum, w, near, rec, turned, lane);
+        weigh<Form<values>::steps>(before.weights, sc, sums, w, rec, lane);
+        before.read(c, rec, lane);
+      }
+      // all of this tile has been read
+      __syncwarp();
+      if (lane == 0 && page >= 0) fetch(ahead, place, page);
+      if (++place == places) { place = 0; phase ^= 1; }
     }
-    // all of this tile has been read
-    __syncwarp();
-    if (lane == 0 && page >= 0) fetch(ahead, place, page);
-    if (++place == places) { place = 0; phase ^= 1; }
-  }
+    before.take(sums, 0, 1);
+  });
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
 }

@@ -225,11 +225,12 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
     assert (one - other).abs().max() < 2e-3 * one.abs().max()
 
 
-def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("near", [True, False])
+def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor], near: bool) -> None:
     case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
     expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
     # what wide heads of many bits leave room for
-    case.shape.__dict__["_launch"] = (4, 1)
+    case.shape.__dict__["_launch"] = (4, 1, near)
     found = case.attended(emulated, 8)[0]
     assert (found - expected).square().mean().sqrt() < 2e-3 * expected.square().mean().sqrt()
 
