@@ -101,6 +101,11 @@ class Plan(Noun):
         return f"{self.recipe.name}-{self.budget.label}"
 
     @property
+    def served_as(self) -> str:
+        """Name by which a server says that it serves with this very plan: ``paper-2@1f2e3d4c5b6a``."""
+        return f"{self.name}@{self.digest[:12]}"
+
+    @property
     def layout(self) -> CacheLayout:
         """The byte law at this plan's widths."""
         blocks = sum(sum(layer[side]) for layer in self.starts or () for side in SIDES)

@@ -1,18 +1,20 @@
-"""Single steps of a whole model over tokens as a live cache holds them, at fixed places: one captured graph on a GPU.
+"""Single steps of a whole model over tokens as live caches hold them, at fixed places: one captured graph on a GPU.
 
 What a cache gives back of packed tokens changes only when the window moves. Between two moves a step reads the same
 rows and writes one, so the rows lie rotated in buffers, and a step is a few kernels a layer however the cache packs
-them. Used to write tokens ahead, which the cache itself then reads together.
+them. Caches of several methods stand side by side in one batch: a step costs one of them hardly less than all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite
 from aatc_cli.models.cache_hooks import CacheCall, hosted
@@ -28,40 +30,99 @@ from aatc_cli.runtime.tiles.store import TileStore
 Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass
+class Lane:
+    """One cache in the batch: its sequences are ``rows``. done: packed tokens that were taken over; fed: tokens in it.
+
+    A simulated cache is told rows that the steps have written (`InPlaceSteps.tell`). One of tiles ranks its tokens by
+    what they receive, so it has to read the tokens itself.
+    """
+
+    session: Session
+    cache: Any
+    rows: slice
+    fed: int
+    done: int = 0
+
+    @property
+    def stores(self) -> list[Any]:
+        """The stores of all layers, whose sequences are of one length; none of the model's own cache."""
+        if not isinstance(self.cache, HostedCache):
+            return []
+        state: Any = self.cache.state
+        [group] = state.groups
+        stores: list[Any] = group.stores
+        return stores
+
+    @property
+    def compressed(self) -> list[Any]:
+        """Of them those that pack tokens."""
+        return [store for store in self.stores if not isinstance(store, SlidingStore)]
+
+    @property
+    def reads(self) -> bool:
+        """Whether the cache has to read every token itself."""
+        return any(isinstance(store, TileStore) for store in self.stores)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of the keys that its stores hold."""
+        return "pre-rope" if self.session.spec is None else self.session.spec.form.coordinates
+
+    def moves(self, cached: int) -> bool:
+        """Whether the token behind ``cached`` ones pushes others out of the window."""
+        if self.session.spec is None:
+            return False
+        window = self.session.spec.window
+        return packed_tokens(cached + 1, window) > packed_tokens(cached, window)
+
+
+def can_step(session: Session, cache: Any) -> bool:
+    """Whether the model's attention and the cache's stores are of a kind that can be read in place."""
+    plain = all(
+        layer.sinks is None and layer.softcap is None for layer in session.layers if isinstance(layer, AttentionSite)
+    )
+    kinds = (SimulatedStore, TileStore, SlidingStore)
+    return plain and all(isinstance(store, kinds) for store in Lane(session, cache, slice(0), 0).stores)
+
+
 class InPlaceRows:
     """Keys and values [B, H, room, D] of every layer as they are read; implements `models.compressed.CacheState`.
 
     place [1]: where the next token is written. hidden [B, H, room]: of layers whose heads may keep nothing of a token.
+    raw [B, room, C]: keys before RoPE of tokens that are written, where a cache wants them.
     """
 
     recording = False
 
-    def __init__(self, prompts: Any, cached: int, room: int) -> None:
+    def __init__(self, prompts: Any, cached: int, room: int, copies: int) -> None:
         self.columns = cached
-        self.keys, self.values = ([self._wide(part, cached, room) for part in side] for side in _sides(prompts))
+        self.keys, self.values = ([self._wide(part, cached, room, copies) for part in side] for side in _sides(prompts))
         self.hidden: list[Tensor | None] = [None] * len(self.keys)
+        self.raw: list[Tensor | None] = [None] * len(self.keys)
         self.rotations: dict[int, Rotation] = {}
         self.place = torch.full((1,), cached, device=self.keys[0].device)
         self.places = torch.arange(room, device=self.keys[0].device)
 
     @staticmethod
-    def _wide(rows: Tensor, cached: int, room: int) -> Tensor:
-        """``rows`` of the latest of ``cached`` tokens among ``room`` places."""
-        wide = rows.new_zeros(*rows.shape[:2], room, rows.shape[3])
-        wide[:, :, cached - rows.shape[2] : cached] = rows
+    def _wide(rows: Tensor, cached: int, room: int, copies: int) -> Tensor:
+        """``rows`` of the latest of ``cached`` tokens among ``room`` places, ``copies`` times."""
+        wide = rows.new_zeros(copies * rows.shape[0], rows.shape[1], room, rows.shape[3])
+        wide[:, :, cached - rows.shape[2] : cached] = rows.repeat(copies, 1, 1, 1)
         return wide
 
     def attend(self, call: CacheCall) -> Tensor:
         """Attention of one step [B, Hq, 1, D] over all places so far, its own written before."""
         layer = call.site.place
         self.rotations.setdefault(layer, call.rotation)
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values, raw, hidden = self.keys[layer], self.values[layer], self.raw[layer], self.hidden[layer]
         keys.index_copy_(2, self.place, call.key)
         values.index_copy_(2, self.place, call.value)
+        if raw is not None:
+            raw.index_copy_(1, self.place, call.k_rows)
         seen = self.places <= self.place
         if call.sliding_window is not None:
             seen = seen & (self.places > self.place - call.sliding_window)
-        hidden = self.hidden[layer]
         blind = ~seen if hidden is None else ~seen | hidden[:, :, None]
         query = torch.unflatten(call.query[:, :, 0], 1, (keys.shape[1], -1))
         weights = (query @ keys.mT * call.scaling).masked_fill(blind, float("-inf")).softmax(-1)
@@ -78,39 +139,28 @@ class InPlaceRows:
 
 
 class InPlaceSteps:
-    """Steps of the model of ``session`` over what ``cache``, filled by its prompts, holds."""
+    """Steps of one model over what ``lanes`` hold, caches filled by the same prompts of ``cached`` tokens."""
 
-    def __init__(self, session: Session, cache: Any, prompts: Any, cached: int, room: int) -> None:
-        """prompts: the model's own cache of the same ``cached`` tokens. room: tokens there will be in all."""
-        self.model: Any = session.model
-        self.layers, self.cache = session.layers, cache
-        self.coordinates: Coordinates = "pre-rope" if session.spec is None else session.spec.form.coordinates
-        self.rows, self.done = InPlaceRows(prompts, cached, room), 0
+    def __init__(self, lanes: Sequence[Lane], prompts: Any, cached: int, room: int) -> None:
+        """prompts: the model's own cache of the same prompts. room: tokens there will be in all."""
+        first = lanes[0].session
+        self.model: Any = first.model
+        self.layers, self.lanes = first.layers, lanes
+        self.rows = InPlaceRows(prompts, cached, room, len(lanes))
         batch, device = self.rows.keys[0].shape[0], self.rows.place.device
         self.tokens = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.full((1, 1), cached, device=device)
         hosting = HostedCache(self.rows, len(self.layers))
-        self.kwargs = {session.keyword: hosting, "use_cache": True, "logits_to_keep": 1}
+        self.kwargs = {first.keyword: hosting, "use_cache": True, "logits_to_keep": 1}
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor
         self._begin()
-        self.refresh()
-
-    @classmethod
-    def of(cls, session: Session, cache: Any, prompts: Any, cached: int, room: int) -> Self | None:
-        """None where the model's attention or the cache's stores are of a kind that cannot be read so."""
-        plain = all(
-            layer.sinks is None and layer.softcap is None
-            for layer in session.layers
-            if isinstance(layer, AttentionSite)
-        )
-        kinds = (SimulatedStore, TileStore, SlidingStore)
-        known = session.spec is None or all(isinstance(store, kinds) for store in _stores(cache))
-        return cls(session, cache, prompts, cached, room) if plain and known else None
+        for lane in lanes:
+            self.refresh(lane)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Write tokens [B] at the next place; the logits [B, V] behind them, which the next step writes over."""
+        """Write tokens [B] of all lanes at the next place; logits [B, V] behind them, which the next step replaces."""
         self.tokens.copy_(tokens[:, None])
         if self.graph is not None:
             self.graph.replay()
@@ -121,40 +171,61 @@ class InPlaceSteps:
         return self.logits
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over what the cache has packed since the last time."""
-        if not isinstance(self.cache, HostedCache):
-            return
-        stores = _stores(self.cache)
-        compressed = [store for store in stores if not isinstance(store, SlidingStore)]
-        packed = compressed[0].packed
-        if packed == self.done:
-            return
-        for layer, store in zip(self.layers, stores, strict=True):
-            if not isinstance(store, SlidingStore):
-                found = _packed_rows(store, compressed, self.done, packed, self.rows.keys[layer.place])
-                self._take(layer, found, store.window.sinks + self.done)
-        self.done = packed
+    def tell(self, lane: Lane) -> None:
+        """Give a simulated cache the rows written since the last time, pack what the next token pushes out, take it."""
+        stores, span = lane.compressed, slice(lane.fed, self.rows.columns)
+        for layer, store in zip(self._compressed, stores, strict=True):
+            store.append(*self._written(lane, layer.place, span))
+        for store in stores:
+            store.expect()
+        lane.fed = self.rows.columns
+        self.refresh(lane)
 
-    def _take(self, layer: AttentionLayer, found: TileRows, first: int) -> None:
+    @torch.no_grad()
+    def refresh(self, lane: Lane) -> None:
+        """Take over what the lane's cache has packed since the last time."""
+        stores = lane.compressed
+        packed = stores[0].packed if stores else lane.done
+        if packed == lane.done:
+            return
+        for layer, store in zip(self._compressed, stores, strict=True):
+            found = _packed_rows(store, stores, lane.done, packed, self.rows.keys[layer.place])
+            self._take(lane, layer, found, store.window.sinks + lane.done)
+        lane.done = packed
+
+    @property
+    def _compressed(self) -> list[AttentionLayer]:
+        """The layers whose tokens are packed: the same in all lanes that pack any."""
+        stores = next((lane.stores for lane in self.lanes if lane.stores), [])
+        return [layer for layer, store in zip(self.layers, stores, strict=False) if not isinstance(store, SlidingStore)]
+
+    def _written(self, lane: Lane, index: int, span: slice) -> tuple[Tensor, Tensor]:
+        """Rows [b, n, C] of the tokens in ``span`` in the lane's own coordinates."""
+        raw = self.rows.raw[index]
+        keys, values = (part[index][lane.rows, :, span] for part in (self.rows.keys, self.rows.values))
+        if lane.coordinates == "pre-rope" and raw is not None:
+            return raw[lane.rows, span], values.transpose(1, 2).flatten(2)
+        return keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)
+
+    def _take(self, lane: Lane, layer: AttentionLayer, found: TileRows, first: int) -> None:
         keys, index = found.keys, layer.place
         span = slice(first, first + keys.shape[2])
-        if self.coordinates == "pre-rope":
+        if lane.coordinates == "pre-rope":
             cos, sin = self.rows.rotations[index](self.rows.places[span])
             keys = apply_rope(keys, cos[None], sin[None], layer.rope if isinstance(layer, AttentionSite) else "none")
-        self.rows.keys[index][:, :, span], self.rows.values[index][:, :, span] = keys, found.values
+        self.rows.keys[index][lane.rows, :, span] = keys
+        self.rows.values[index][lane.rows, :, span] = found.values
         if found.dropped is not None:
             hidden = self.rows.hidden[index]
             assert hidden is not None
-            hidden[:, :, span] = found.dropped
+            hidden[lane.rows, :, span] = found.dropped
 
     @torch.no_grad()
     def _begin(self) -> None:
         """One step that is not counted, to see how keys are rotated; on a GPU the graph of all others."""
-        for index, store in enumerate(_stores(self.cache) if isinstance(self.cache, HostedCache) else []):
-            if isinstance(store, TileStore) and store.layer.dropped is not None:
-                keys = self.rows.keys[index]
-                self.rows.hidden[index] = torch.zeros(keys.shape[:3], dtype=torch.bool, device=keys.device)
+        for lane in self.lanes:
+            for layer, store in zip(self._compressed, lane.compressed, strict=False):
+                self._want(layer.place, lane, store)
         place, position = self.rows.place.clone(), self.positions.clone()
         with hosted(self.model, self.layers, attend):
             self._run()
@@ -162,6 +233,15 @@ class InPlaceSteps:
                 self.graph = captured(self._run, self.tokens.device, warm=1)
         self.rows.place.copy_(place)
         self.positions.copy_(position)
+
+    def _want(self, index: int, lane: Lane, store: Any) -> None:
+        """Make room for what a store of a layer asks for beside keys and values."""
+        keys = self.rows.keys[index]
+        if isinstance(store, TileStore):
+            if store.layer.dropped is not None and self.rows.hidden[index] is None:
+                self.rows.hidden[index] = torch.zeros(keys.shape[:3], dtype=torch.bool, device=keys.device)
+        elif lane.coordinates == "pre-rope" and self.rows.raw[index] is None:
+            self.rows.raw[index] = keys.new_zeros(keys.shape[0], keys.shape[2], keys.shape[1] * keys.shape[3])
 
     def _run(self) -> None:
         self.logits = self.model(input_ids=self.tokens, position_ids=self.positions, **self.kwargs).logits[:, -1]
@@ -172,14 +252,6 @@ class InPlaceSteps:
 def _sides(prompts: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Keys and values [B, H, n, D] of every layer of the model's own cache."""
     return [layer.keys for layer in prompts.layers], [layer.values for layer in prompts.layers]
-
-
-def _stores(cache: Any) -> list[Any]:
-    """The stores of all layers of a cache whose sequences are of one length."""
-    state: Any = cache.state
-    [group] = state.groups
-    stores: list[Any] = group.stores
-    return stores
 
 
 def _packed_rows(store: Any, peers: Sequence[Any], first: int, last: int, like: Tensor) -> TileRows:

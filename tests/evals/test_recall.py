@@ -55,7 +55,7 @@ def results(tiny_llama: Path, corpus: Path, text: Path, tmp_path_factory: pytest
         recipe = load_recipe(name)
         whiten(run, transform_stats=run.stats(), rate_stats=run.stats(), wanted=Wanted.by(recipe))
         subjects.append(Subject(recipe, allocate(run, recipe, [make_budget(bits=bits)])[0]))
-    opened = open_subjects("recall", run, source, subjects, EvalOptions(dtype="float32"))
+    opened = open_subjects("recall", run, source, subjects, EvalOptions(dtype="float32", batch=2))
     # in float32 near ties of what tokens received, which repeated words have, rank otherwise from one way to another
     opened._model = opened.model().double()
     return opened, measure(opened, Settings(text=(str(text),), length=LENGTH, limit=2, gap=GAP))

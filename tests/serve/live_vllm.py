@@ -1,7 +1,7 @@
 """vLLM itself with the backend, in one process: what it generates against the fused cache, and how fast it is.
 
     python tests/serve/live_vllm.py correct --model FOLDER --plan FOLDER [--graphs] [--dtype float32]
-    python tests/serve/live_vllm.py bench --kind plan|auto|fp8|turboquant_4bit_nc [--layers 32]
+    python tests/serve/live_vllm.py bench ...                what a cache is worth, see live_bench.py
 
 Every line of the output is one JSON document. Needs vLLM; `make test-vllm` runs the first.
 """
@@ -9,7 +9,6 @@ Every line of the output is one JSON document. Needs vLLM; `make test-vllm` runs
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
@@ -29,6 +28,8 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 STARTED = time.time()
+# tokens of a step whose log-probabilities are known
+LIKELY = 20
 
 
 def prepare() -> None:
@@ -101,7 +102,7 @@ class Answer:
 def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
     from vllm import SamplingParams
 
-    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=5)
+    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=LIKELY)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
     found = [output.outputs[0] for output in outputs]
     return [
@@ -122,10 +123,31 @@ def random_prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
-def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
-    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone.
+def text_prompts(model: str, path: str, lengths: list[int]) -> list[list[int]]:
+    """Prompts of these lengths: pieces of a text that follow one another."""
+    from pathlib import Path
 
-    sinks: exact first tokens in place of the plan's. Without a plan, of the model's own cache.
+    from aatc_cli.models.loading import find_model, load_tokenizer
+
+    text = Path(path).read_text(encoding="utf-8")[: 8 * sum(lengths)]
+    tokens = load_tokenizer(find_model(model)).raw(text, add_special_tokens=False)["input_ids"]
+    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    assert ends[-1] <= len(tokens), "the text is too short"
+    return [tokens[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def prompts_of(given: argparse.Namespace) -> list[list[int]]:
+    """Random prompts, or pieces of a text of the same lengths."""
+    from transformers import AutoConfig
+
+    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    return text_prompts(given.model, given.text, [len(ids) for ids in prompts]) if given.text else prompts
+
+
+def opened(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """The model, and a session of the plan's fused cache, or of the model's own.
+
+    sinks: exact first tokens in place of the plan's.
     """
     from pathlib import Path
 
@@ -141,25 +163,31 @@ def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(find_model(model), device=device, dtype=dtype)
-    opened = Plan.open(Path(plan)) if plan else None
-    if opened is None:
-        session = plain(loaded)
-    elif sinks is None:
-        session = prepare_session(loaded, opened, "fused")
-    else:
-        window = opened.recipe.window.model_copy(update={"sinks": sinks})
-        layers = attention_layers(loaded)
-        spec = tiles_spec(loaded, layers, opened.codecs(device), window, None, "fused")
-        session = Session.of(opened.name, loaded, layers, spec)
+    made = Plan.open(Path(plan)) if plan else None
+    if made is None:
+        return loaded, plain(loaded)
+    if sinks is None:
+        return loaded, prepare_session(loaded, made, "fused")
+    window = made.recipe.window.model_copy(update={"sinks": sinks})
+    layers = attention_layers(loaded)
+    spec = tiles_spec(loaded, layers, made.codecs(device), window, None, "fused")
+    return loaded, Session.of(made.name, loaded, layers, spec)
+
+
+def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """A function: greedy tokens of the fused cache under `generate`, for one prompt alone, as `opened`."""
+    import torch
+
+    loaded, session = opened(model, plan, dtype, sinks)
 
     def generate(tokens: list[int], steps: int) -> Answer:
         with session.attached(), torch.no_grad():
-            ids = torch.tensor([tokens], device=device)
+            ids = torch.tensor([tokens], device=loaded.device)
             options = {session.keyword: session.new_cache(), "return_dict_in_generate": True, "output_logits": True}
             out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
         likely = []
         for logits in out.logits:
-            values, places = logits[0].float().log_softmax(-1).topk(5)
+            values, places = logits[0].float().log_softmax(-1).topk(LIKELY)
             likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
         return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
 
@@ -183,6 +211,72 @@ def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
             rounded = [[round(side[t], 5) if t in side else None for t in two] for side in (a.likely[at], b.likely[at])]
             parted[index] = {"at": at, "of_found": rounded[0], "of_wanted": rounded[1]}
     return {"equal": len(found) - len(parted), "of": len(found), "apart": round(apart, 6), "parted": parted}
+
+
+def forced(model: str, plan: str | None, dtype: str, sinks: int | None = None):
+    """A function: log-probabilities [steps, V] of a cache that is fed a prompt and an engine's answer to it."""
+    import torch
+
+    loaded, session = opened(model, plan, dtype, sinks)
+
+    def feed(prompt: list[int], answer: Answer):
+        with session.attached(), torch.no_grad():
+            kwargs = {session.keyword: session.new_cache(), "use_cache": True, "logits_to_keep": 1}
+            parts = [prompt, *([token] for token in answer.tokens[:-1])]
+            logits = [loaded(torch.tensor([ids], device=loaded.device), **kwargs).logits[0, -1] for ids in parts]
+        return torch.stack(logits).float().log_softmax(-1).cpu()
+
+    return feed
+
+
+def divergence(first, second) -> list[float]:
+    """KL of two caches at every step, of k tokens and all others as one: log-probabilities [n, k] of the former."""
+    import torch
+
+    def spread(logs):
+        kept = logs.double()
+        return torch.cat((kept, (1 - kept.exp().sum(1, keepdim=True)).clamp(min=1e-12).log()), 1)
+
+    p, q = spread(first), spread(second)
+    return (p.exp() * (p - q)).sum(1).tolist()
+
+
+def given_the_same_tokens(
+    given: argparse.Namespace, found: list[tuple[list[int], Answer]], sinks: int | None = None, **facts
+) -> None:
+    """How far the engine is from the fused cache that is fed its answers, and how far caches of other types are.
+
+    Of steps that read tiles and of those that read none. What rounding does to a plan depends on the type of numbers:
+    an engine that is right is as far from the plan in float32 as the fused cache is in the engine's type.
+    """
+    import torch
+
+    caches = {"own": (given.plan, given.dtype), "float32": (given.plan, "float32"), "model": (None, "float32")}
+    feeds = {name: forced(given.model, *what, sinks if what[0] else None) for name, what in caches.items()}
+    sums: dict[str, dict[str, list[float]]] = {"tiles": {}, "no_tiles": {}}
+    count = 0
+    for prompt, answer in found:
+        if given.seconds and time.time() - STARTED > given.seconds:
+            break
+        places = torch.tensor([list(step)[:LIKELY] for step in answer.likely])
+        logs = {name: feed(prompt, answer).gather(1, places) for name, feed in feeds.items()}
+        logs["engine"] = torch.tensor([list(step.values())[:LIKELY] for step in answer.likely])
+        count += 1
+        values = {
+            f"{first}_to_{second}": divergence(logs[first], logs[second])
+            for first, second in (("engine", "own"), ("engine", "float32"), ("own", "float32"), ("float32", "model"))
+        }
+        values["apart"] = (logs["engine"] - logs["own"])[:, :5].abs().amax(1).tolist()
+        values["float32_apart"] = (logs["own"] - logs["float32"])[:, :5].abs().amax(1).tolist()
+        for name, steps in values.items():
+            for step, value in enumerate(steps):
+                kind = "tiles" if step and len(prompt) + step > (sinks or 4) + 128 else "no_tiles"
+                sums[kind].setdefault(name, []).append(value)
+    for kind, named in sums.items():
+        if named:
+            mean = {name: float(f"{sum(values) / len(values):.3g}") for name, values in named.items()}
+            most = {name: float(f"{max(values):.3g}") for name, values in named.items()}
+            say(given_the_same_tokens=kind, prompts=count, steps=len(named["apart"]), mean=mean, most=most, **facts)
 
 
 def preempted_at(llm, count: int) -> dict[int, list[int]]:
@@ -211,10 +305,8 @@ def after_preemption(generate, prompt: list[int], steps: int, cached: list[int])
 
 def correct(given: argparse.Namespace) -> None:
     import torch
-    from transformers import AutoConfig
 
-    vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    prompts = random_prompts(given.prompts, vocabulary, given.longest)
+    prompts = prompts_of(given)
     total = sum(len(ids) // 64 + 2 for ids in prompts)
     changes = {
         "max_model_len": given.longest + given.steps + 64,
@@ -231,6 +323,9 @@ def correct(given: argparse.Namespace) -> None:
     alone = [answers(llm, [ids], given.steps)[0] for ids in prompts[: given.alone]]
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
+    if given.forced:
+        spread = [calm[k * len(calm) // given.forced] for k in range(min(given.forced, len(calm)))] if calm else []
+        given_the_same_tokens(given, [(prompts[i], batched[i]) for i in spread])
     generate, wanted = reference(given.model, given.plan, given.dtype), {}
     # those that lost their blocks first, then some of all lengths, as long as there is time
     stripe, stripes = (int(part) for part in given.stripe.split("/"))
@@ -248,9 +343,7 @@ def correct(given: argparse.Namespace) -> None:
 
 def control(given: argparse.Namespace) -> None:
     """How often two caches part that are both exact: vLLM's own against the model's under `generate`."""
-    from transformers import AutoConfig
-
-    prompts = random_prompts(given.prompts, AutoConfig.from_pretrained(given.model).vocab_size, given.longest)
+    prompts = prompts_of(given)
     changes = {
         "max_model_len": given.longest + given.steps + 64,
         "max_num_seqs": given.prompts,
@@ -273,9 +366,12 @@ def shared(given: argparse.Namespace) -> None:
     from aatc_cli.serve.vllm_backend.served import served_of
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
-    heads = sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]
+    heads = [(head * 3)[:640] for head in sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]]
     tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
-    prompts = [(heads[i % 2] * 3)[:640] + tail for i, tail in enumerate(tails)]
+    if given.text:
+        pieces = text_prompts(given.model, given.text, [640, 640, *map(len, tails)])
+        heads, tails = pieces[:2], pieces[2:]
+    prompts = [heads[i % 2] + tail for i, tail in enumerate(tails)]
     changes = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -292,6 +388,9 @@ def shared(given: argparse.Namespace) -> None:
     again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
     say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
+    if given.forced:
+        given_the_same_tokens(given, list(zip(prompts, cold, strict=False)), 64, of="cold")
+        given_the_same_tokens(given, list(zip(prompts, again, strict=True)), 64, of="hits")
     generate = reference(given.model, given.plan, given.dtype, 64)
     own = [generate(ids, given.steps) for ids in prompts]
     # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
@@ -307,7 +406,9 @@ def ruler(given: argparse.Namespace) -> None:
     jobs, tokenizer = live_server.ruler_jobs(
         argparse.Namespace(model=given.model, ruler=given.ruler, prompts=given.file)
     )
-    changes = {"max_model_len": 4160, "max_num_seqs": 16, "max_num_batched_tokens": 4160}
+    changes = {"max_model_len": 4160, "max_num_seqs": 16, "max_num_batched_tokens": 16640}
+    # a prompt that is cut reads its own beginning packed
+    changes["enable_chunked_prefill"] = False
     llm = engine(given.model, given.plan, given, kv_cache_memory_bytes=1 << 30, **changes)
     end = tokenizer.raw.eos_token_id
     for job in jobs:
@@ -342,218 +443,10 @@ def compiled(given: argparse.Namespace) -> None:
         say(compiled=str(dtype))
 
 
-def geometry_folder(folder: str, layers: int) -> str:
-    """A folder with the configuration of Llama 3.1 8B, of fewer layers if wanted, and no weights."""
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-        architectures=["LlamaForCausalLM"],
-    )
-    config.save_pretrained(folder)
-    path = os.path.join(folder, "config.json")
-    with open(path) as file:
-        data = json.load(file)
-    data["architectures"], data["dtype"], data["torch_dtype"] = ["LlamaForCausalLM"], "bfloat16", "bfloat16"
-    with open(path, "w") as file:
-        json.dump(data, file)
-    return folder
-
-
-def synthetic_plan(folder: str, bits: float) -> None:
-    """Let the backend open codecs of random transforms in place of a plan: there is none of random weights.
-
-    Cached tokens that a connector says are there are taken for random tiles, which blocks are filled with.
-    """
-    import torch
-
-    from aatc_cli.config import Window
-    from aatc_cli.core.layout import packed_tokens
-    from aatc_cli.evals.bench.tile_plan import synthetic_codecs, synthetic_tiles
-    from aatc_cli.models.adapter import geometry_of
-    from aatc_cli.models.loading import empty_model, find_model, load_config
-    from aatc_cli.serve.vllm_backend import plans, served, start
-    from aatc_cli.serve.vllm_backend.engine import TileEngine
-    from aatc_cli.serve.vllm_backend.places import Places
-
-    window = Window(sinks=4, recent=128, flush=64)
-
-    def opened(config, device):
-        source = find_model(folder)
-        model = empty_model(source, load_config(source))
-        geometry = geometry_of(model.config)
-        one = synthetic_codecs(geometry, bits, torch.device("cpu"))
-        none = [{"k": None, "v": None}] * geometry.layers
-        prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
-        return start.engine_for(prepared, config, device)
-
-    def recognise(self, request, cached, *, shared):
-        held = self.held[request]
-        if held.tokens != cached:
-            held.tokens, held.tiles = cached, packed_tokens(cached, window) // 64
-
-    @torch.inference_mode()
-    def fill(engine):
-        layer = engine.form.layers[0].layer
-        generator = torch.Generator(engine.rows.device).manual_seed(0)
-        tiles = synthetic_tiles(layer.codecs, layer.held, 256, generator)
-        for cache in engine.caches:
-            for start_at in range(0, cache.shape[0], 256):
-                part = cache[start_at : start_at + 256]
-                part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
-
-    served.open_engine, Places.recognise, TileEngine.fill = opened, recognise, fill
-
-
-def with_flash_attention_3() -> None:
-    """Let TurboQuant have FlashAttention 3: vLLM 0.23 asks for 2, which not every build has.
-
-    Its reason, layers of two kinds in one check, is gone in 0.23.0: that check passes TurboQuant's layers over.
-    """
-    from vllm.engine.arg_utils import EngineArgs
-
-    original = EngineArgs.create_engine_config
-
-    def create_engine_config(self, *args, **kwargs):
-        config = original(self, *args, **kwargs)
-        config.attention_config.flash_attn_version = None
-        return config
-
-    EngineArgs.create_engine_config = create_engine_config
-
-
 def bench(given: argparse.Namespace) -> None:
-    """Capacity, time to first token, then decode steps at equal batch and at the largest one.
+    import live_bench
 
-    Contexts of the decode steps are not computed: vLLM's own connector for such benches says that they are there.
-    """
-    from vllm import SamplingParams
-    from vllm.distributed.kv_transfer.kv_connector.v1 import decode_bench_connector as connector
-
-    folder = geometry_folder(given.folder, given.layers)
-    ours = given.kind == "plan"
-    if ours:
-        synthetic_plan(folder, given.bits)
-    if ours or given.kind.startswith("turboquant"):
-        # blocks of bytes are filled below, or stay zeros
-        connector.DecodeBenchConnectorWorker.start_fill_kv = lambda self, metadata: None
-    matched = connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens
-    pretend = [False]
-    connector.DecodeBenchConnectorScheduler.get_num_new_matched_tokens = lambda self, request, done: (
-        matched(self, request, done) if pretend[0] else (0, False)
-    )
-    changes = {
-        "load_format": "dummy",
-        "max_model_len": given.context + given.steps + 64,
-        "max_num_seqs": given.slots,
-        "max_num_batched_tokens": given.context + given.steps + 64,
-        "kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"},
-    }
-    if not ours:
-        changes["kv_cache_dtype"] = given.kind
-    if given.kind.startswith("turboquant"):
-        with_flash_attention_3()
-    if given.turn:
-        # one after another on the GPU, while those that come next import what they need
-        fcntl.flock(os.open(given.turn, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
-        time.sleep(2)
-    llm = engine(folder, "synthetic" if ours else None, given, **changes)
-    cache = llm.llm_engine.vllm_config.cache_config
-    capacity = cache.num_gpu_blocks * cache.block_size
-    say(kind=given.kind, layers=given.layers, capacity_tokens=capacity, blocks=cache.num_gpu_blocks)
-
-    def prompts(count: int, length: int, apart: int = 0):
-        lengths = [length - row * apart // count for row in range(count)]
-        return [
-            {"prompt_token_ids": [(7 * i + 13 * row) % 100000 + 3 for i in range(n)]} for row, n in enumerate(lengths)
-        ]
-
-    def timed(length: int) -> float:
-        wanted = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-        started = time.time()
-        llm.generate(prompts(1, length), wanted, use_tqdm=False)
-        return time.time() - started
-
-    timed(256)
-    for length in (2048, given.context):
-        timed(length)
-        found = sorted(timed(length) for _ in range(3))
-        say(kind=given.kind, prompt=length, first_token_ms=[round(1000 * seconds, 1) for seconds in found])
-    pretend[0] = True
-    if ours:
-        from aatc_cli.serve.vllm_backend.served import served_of
-
-        found = served_of(llm.llm_engine.vllm_config)
-        found.bind()
-        found.engine.fill()
-    largest = min(given.slots, capacity // (given.context + given.steps + 64))
-    pretend[0] = False
-    own_benchmark(llm, given)
-    pretend[0] = True
-    for count in dict.fromkeys((min(given.batch, largest), largest)):
-        rate = decode_rate(llm, prompts(count, given.context), given.steps)
-        say(kind=given.kind, batch=count, context=given.context, **rate)
-    if ours:
-        # of different lengths, so that some request has a tile to pack in most steps
-        rate = decode_rate(llm, prompts(min(given.batch, largest), given.context, 64), given.steps)
-        say(kind=given.kind, batch=min(given.batch, largest), context="up to 63 less", **rate)
-
-
-def own_benchmark(llm, given: argparse.Namespace) -> None:
-    """`vllm bench latency` on the engine that is there: the time of one token, and of 128 tokens of 16 requests."""
-    import vllm
-    from vllm.benchmarks import latency
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    original = vllm.LLM.from_engine_args
-    vllm.LLM.from_engine_args = classmethod(lambda cls, arguments: llm)
-    parser = FlexibleArgumentParser()
-    latency.add_cli_args(parser)
-    for batch, length, steps in ((1, 2048, 1), (16, 1024, 128)):
-        asked = [f"--batch-size={batch}", f"--input-len={length}", f"--output-len={steps}", "--disable-detokenize"]
-        output = f"{given.folder}-latency.json"
-        asked += ["--num-iters-warmup=1", "--num-iters=3", f"--output-json={output}", "--model", given.folder]
-        latency.main(parser.parse_args(asked))
-        with open(output) as file:
-            seconds = json.load(file)["avg_latency"]
-        say(kind=given.kind, vllm_bench_latency=asked[:3], seconds=round(seconds, 4))
-    vllm.LLM.from_engine_args = original
-
-
-def decode_rate(llm, prompts, steps: int) -> dict[str, float]:
-    """Steps of the engine in which all requests decode, timed one by one; the first ones warm up."""
-    from vllm import SamplingParams
-
-    wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False)
-    for number, prompt in enumerate(prompts):
-        llm.llm_engine.add_request(f"bench-{time.time_ns()}-{number}", prompt, wanted)
-    times, started = [], time.time()
-    while llm.llm_engine.has_unfinished_requests():
-        before = time.time()
-        llm.llm_engine.step()
-        times.append(time.time() - before)
-    decoding = sorted(times[4:-1])
-    mean = sum(decoding) / len(decoding)
-    return {
-        "steps": len(decoding),
-        "mean_ms": round(1000 * mean, 2),
-        "median_ms": round(1000 * decoding[len(decoding) // 2], 2),
-        "most_ms": round(1000 * decoding[-1], 2),
-        "tokens_per_second": round(len(prompts) / mean, 1),
-        "whole_seconds": round(time.time() - started, 1),
-    }
+    live_bench.bench(given)
 
 
 def main() -> None:
@@ -568,6 +461,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--alone", type=int, default=64)
     parser.add_argument("--references", type=int, default=64)
+    parser.add_argument("--forced", type=int, default=0, help="answers that other caches are fed, to compare all steps")
+    parser.add_argument("--text", help="a file of text to take prompts from, in place of random tokens")
     parser.add_argument("--stripe", default="0/1", help="which of how many parts of the references to compute")
     parser.add_argument("--seconds", type=float, default=0, help="after which no more references are begun")
     parser.add_argument("--ruler", type=int, default=8, help="prompts of a subtask")
@@ -576,6 +471,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--room", type=float, default=1.2, help="blocks, as a share of what all prompts take")
     parser.add_argument("--kind", default="plan")
+    parser.add_argument("--tokenizer", help="of any model, for vLLM's own benchmarks, whose prompts are text")
+    parser.add_argument("--only", nargs="*", default=["first", "latency", "decode", "uneven", "throughput"])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--bits", type=float, default=2.0)
     parser.add_argument("--folder", default="llama-geometry")
@@ -598,4 +495,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # what imports this module by its name is given this one
+    sys.modules["live_vllm"] = sys.modules["__main__"]
     main()

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.errors import AatcError, UsageError
 from aatc_cli.serve.vllm_backend import command, lost, served, start
 
@@ -429,6 +430,19 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
     assert parts[:3] == ["vllm", "serve", str(folder)]
     assert json.loads(parts[parts.index("--additional-config") + 1]) == {"aatc": {"plan": str(plan.path)}}
     assert parts[parts.index("--block-size") + 1] == "64"
+    # the server says which plan it serves with, under whatever other names, and reads prompts whole unless it is told
+    name, opened = parts.index("--served-model-name"), Plan.open(plan.path)
+    assert parts[name + 1 : name + 3] == [str(folder), opened.served_as]
+    assert opened.served_as.startswith("loss-aware-tiles-even-2@")
+    assert "--no-enable-chunked-prefill" in parts
+    graphs = json.loads(parts[parts.index("--compilation-config") + 1])
+    assert graphs["cudagraph_capture_sizes"] == [1, 2, 4, 8, 16, 32, 64]
+    assert command.graphs(24)["cudagraph_capture_sizes"] == [1, 2, 4, 8, 16, 24]
+    more = ("--vllm=--served-model-name=it", "--vllm=--enable-chunked-prefill", "--max-num-seqs", 1)
+    parts = aatc("serve", "--plan", plan.path, "--model", folder, *more, "--json").json["arguments"]
+    assert parts[3:6] == ["--served-model-name", "it", opened.served_as]
+    assert parts[-1] == "--enable-chunked-prefill"
+    assert "--no-enable-chunked-prefill" not in parts
     assert found.json["command"].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
     shared = aatc("serve", "--plan", plan.path, "--model", folder, "--prefixes", "--json").json
     assert {"--enable-prefix-caching", "--max-model-len"} < set(shared["arguments"])
@@ -445,6 +459,7 @@ def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, b
     refuses("serve", "--plan", uneven, "--model", folder, says=("evenly spaced",), **told)
     refuses(*ours, "--max-model-len", 4096, says=("512", "4096"), **told)
     refuses(*ours, "--vllm=--block-size=16", says=("--block-size",), code=2, **told)
+    refuses(*ours, "--vllm=--served-model-name", says=("has no name",), code=2, **told)
     other = next((base_run / "plans").iterdir())
     refuses("serve", "--plan", other, "--model", tiny_llama, says=("no plan of tiles",), **told)
     monkeypatch.setattr(command, "version", lambda name: "0.9.1")

@@ -6,8 +6,11 @@ What it generates is compared with the fused cache under `generate`, one request
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +27,13 @@ from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_layers
 from aatc_cli.models.loading import empty_model, find_model, load_config, load_model
+from aatc_cli.runtime.fused_tiles.encode import EncodeTables
+from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels import keep_rows
 from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.opening import biases_of
 from aatc_cli.runtime.tiles.form import tiles_spec
+from aatc_cli.serve.vllm_backend import served
 from aatc_cli.serve.vllm_backend.places import Places
 from aatc_cli.serve.vllm_backend.plans import Prepared
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
@@ -71,7 +77,7 @@ class Driver:
         empty = empty_model(source, load_config(source))
         prepared = Prepared("codecs", codecs, WINDOW, biases_of(empty), empty)
         config = SimpleNamespace(
-            model_config=SimpleNamespace(dtype=torch.float32, max_model_len=LIMIT),
+            model_config=SimpleNamespace(dtype=self.model.dtype, max_model_len=LIMIT),
             scheduler_config=SimpleNamespace(max_num_seqs=slots),
             cache_config=SimpleNamespace(enable_prefix_caching=shared),
         )
@@ -142,6 +148,70 @@ def alone(model, codecs, tokens, steps):
         ids = torch.tensor([tokens])
         out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **cache)
     return out[0, len(tokens) :].tolist()
+
+
+@contextmanager
+def default_type(dtype):
+    """torch's own default, as vLLM sets it while it makes a model; nothing that was made before is at hand."""
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("aatc_cli."):
+            each.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def tensors_in(thing, seen) -> list[torch.Tensor]:
+    """All tensors that an object of this package holds, in order."""
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    if id(thing) in seen or isinstance(thing, torch.nn.Module):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        inner = [*thing.values()]
+    elif isinstance(thing, list | tuple):
+        inner = [*thing]
+    else:
+        inner = [*vars(thing).values()] if type(thing).__module__.startswith("aatc_cli.") else []
+    return [tensor for part in inner for tensor in tensors_in(part, seen)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_an_engine_is_made_of_does_not_depend_on_the_type_that_vllm_sets(model, codecs, dtype):
+    """Exact rows, sums, angles, tables of the packing and of the decode kernel, and what they answer."""
+    made, tokens, answers = [], prompt(3, 200), []
+    for default in (torch.float32, dtype):
+        with default_type(default):
+            driver = Driver(model, codecs)
+            engine = driver.engine
+            tables = [EncodeTables.of(fused.layer.held) for fused in engine.form.layers]
+            tables += [
+                TileTables.of(fused.layer.codecs, fused.layer.held, fused.layer.biases) for fused in engine.form.layers
+            ]
+            parts = (engine.form, engine.exact, engine.turning, engine.back, engine.decoding)
+            made.append([tensor.clone() for tensor in tensors_in((*parts, tables), set())])
+            token = driver.step({"a": tokens})["a"]
+            answers.append([token, *(driver.step({"a": [token]})["a"] for _ in range(70))])
+            made[-1] += [engine.exact.received.clone(), *(cache.clone() for cache in engine.caches)]
+    assert len(made[0]) == len(made[1]) > 50
+    for wanted, found in zip(*made, strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+    assert answers[0] == answers[1]
+
+
+def test_a_plan_is_opened_in_float32_whatever_vllm_sets(monkeypatch):
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={}), device_config=SimpleNamespace(device="cpu")
+    )
+    monkeypatch.setattr(served, "open_engine", lambda config, device: torch.get_default_dtype())
+    monkeypatch.setattr(served, "_SERVED", {})
+    with default_type(torch.bfloat16):
+        assert served.served_of(config).engine is torch.float32
+        assert torch.get_default_dtype() is torch.bfloat16
 
 
 def generate(driver, prompts, steps, budget=10_000):

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
 import aatc_cli
 from aatc_cli.artifacts.evaluation import Measurement, read_measurement, write_evaluation
+from aatc_cli.artifacts.plan import Plan
 from aatc_cli.evals import opened
 from aatc_cli.evals.answers import asking
 from aatc_cli.evals.answers.asking import Asker
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow, indistinguishable
 from aatc_cli.evals.reading import read_evaluations
+from aatc_cli.models.loading import find_model, load_model, load_tokenizer
+from aatc_cli.runtime.attach import prepare
 
 ASKED = ("ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", "--subtask", "qa_*")
 
@@ -250,3 +256,88 @@ def test_rows_of_another_process_are_kept(aatc, model, plan_run, monkeypatch):
     monkeypatch.undo()
     forced = aatc(*asked, "--subtask", "niah_single_1", "--force", "--json")
     assert [row["subtask"] for row in forced.json[0]["rows"]] == ["niah_single_1"]
+
+
+@pytest.fixture
+def serve(model):
+    """Start a server of completions over the model and a cache that a test gives; -> its address."""
+    running = []
+
+    def start(names, answer):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                known = {"/v1/models": {"data": [{"id": name} for name in names]}, "/version": {"version": "0.23.0"}}
+                self.give(200, known[self.path])
+
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                try:
+                    assert asked["model"] in names
+                    self.give(200, {"choices": [{"text": answer(asked["prompt"], asked["max_tokens"])}]})
+                except ValueError as error:
+                    self.give(400, {"error": {"message": str(error)}})
+
+            def give(self, status, body):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def log_message(self, *args):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_answers_in_place_of_the_model(aatc, refuses, model, plan_run, serve):
+    """The scores of a server that generates as the command does are those of the command."""
+    plan = Plan.open(plan_run / "plans" / "paper-3")
+    source = find_model(str(model))
+    loaded, tokenizer, lock = load_model(source), load_tokenizer(source), threading.Lock()
+    session = prepare(loaded, plan)
+
+    def answer(tokens, room):
+        ids = torch.tensor([tokens])
+        with lock, session.attached(), torch.no_grad():
+            cache = {session.keyword: session.new_cache()}
+            out = loaded.generate(ids, max_new_tokens=room, do_sample=False, pad_token_id=0, **cache)
+        return tokenizer.raw.decode(out[0, len(tokens) :], skip_special_tokens=True)
+
+    where = ("--model", model, "--run", plan_run, "--json")
+    asked = ("eval", "ruler", "--context", 1024, "--limit", 2, "--subtask", "niah_single_1", *where)
+    named = ("--plan", plan.path)
+    own = aatc(*asked, *named).json[0]
+    address = serve(["it", plan.served_as], answer)
+    found = aatc(*asked, *named, "--server", address + "/v1/", "--batch", 2)
+    assert found.code == 0, found.err
+    [result] = found.json
+    assert (result["benchmark"], result["cache"]) == ("ruler-served", "server")
+    assert (result["device"], result["dtype"]) == ("server", "server")
+    assert result["protocol"]["server"] == {"version": "0.23.0", "plan": plan.served_as}
+    [row], [wanted] = result["rows"], own["rows"]
+    assert (row["scores"], row["prompts_sha256"]) == (wanted["scores"], wanted["prompts_sha256"])
+
+    # it is taken at its word alone: another plan, none, several caches, what the server decides
+    told = {"folder": plan_run}
+    other = serve(["it", "paper-2@0123456789ab"], answer)
+    refuses(*asked, *named, "--server", other, says=("paper-2@0123456789ab", plan.served_as), **told)
+    refuses(*asked, *named, "--server", serve(["it"], answer), says=("without a plan that it names",), **told)
+    refuses(*asked, "--recipe", "fp16", "--server", other, says=("paper-2@0123456789ab",), **told)
+    refuses(*asked, *named, "--recipe", "fp16", "--server", address, says=("one cache",), code=2, **told)
+    refuses(*asked, *named, "--server", address, "--dtype", "float32", says=("--dtype",), code=2, **told)
+    refuses(*asked, *named, "--server", address, "--mode", "forced", says=("generates",), code=2, **told)
+    refuses(*asked, *named, "--server", "ftp://here", says=("no address",), **told)
+    refuses(*asked, *named, "--server", "http://127.0.0.1:9", says=("does not answer",), **told)
+
+    def too_long(tokens, room):
+        raise ValueError("maximum context length is 8")
+
+    short = serve([plan.served_as], too_long)
+    refuses(*asked, *named, "--force", "--server", short, says=("400", "maximum context length is 8"), **told)

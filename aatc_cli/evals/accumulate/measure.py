@@ -44,8 +44,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
         walk = Walk(opened, settings, windows.tokens, ticks)
         with progress("eval accumulate", ticks.total) as ticker:
             ticks.ticker = ticker
-            for subject in missing:
-                result = walk.result(subject, drafts[subject.name])
+            for subject, result in walk.results(missing, drafts):
                 path = write_evaluation(opened.run.evals, result)
                 say(f"eval: accumulate of {subject.name} on {result.text} -> {path}")
                 found[subject.name] = result

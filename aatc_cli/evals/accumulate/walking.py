@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from aatc_cli.console import Ticker
 from aatc_cli.evals.accumulate.comparing import Compared
-from aatc_cli.evals.accumulate.decoding import Choose, Draw, Given, decoded
+from aatc_cli.evals.accumulate.decoding import Draw, Given, decoded
 from aatc_cli.evals.accumulate.reading import AtOnce
 from aatc_cli.evals.accumulate.result import Result
 from aatc_cli.evals.accumulate.settings import Settings, Way
+from aatc_cli.evals.accumulate.writing import written
 from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
@@ -22,7 +24,7 @@ from aatc_cli.runtime.attach import plain
 from aatc_cli.runtime.session import Session
 
 # steps whose logits are held until the uncompressed model has read the same tokens
-STRETCH = 128
+STRETCH = 256
 
 
 @dataclass
@@ -60,28 +62,52 @@ class Walk:
         """Reads what is given in one pass."""
         return AtOnce(self.opened, self.settings.prompt)
 
-    def result(self, subject: Subject, draft: Result) -> Result:
-        """One subject, every way."""
-        began, rows = time.perf_counter(), []
-        for way in self.settings.way:
-            compared = Compared()
-            for start in range(0, self.windows.shape[0], self.opened.options.batch):
-                self._batch(subject, way, start, compared)
-            rows.append(compared.row(way))
-        return draft.model_copy(update={"rows": rows, "seconds": time.perf_counter() - began})
+    def results(self, subjects: Sequence[Subject], drafts: Mapping[str, Result]) -> Iterator[tuple[Subject, Result]]:
+        """Every subject with its result by name: each when it is done, what caches write themselves before all others.
 
-    def _batch(self, subject: Subject, way: Way, start: int, compared: Compared) -> None:
-        model = self.opened.model()
-        if self.settings.at_once and way != "own":
-            compared.add(model, self.reading.stretch(subject, self._text(way, start)), subject.name, start)
-            self.ticks.advance(subject.name, -(-self.settings.tokens // STRETCH))
-            return
-        prompts, steps = self._tokens(start)[:, : self.settings.prompt], self.settings.tokens
-        choose: Choose = self._draw(start) if way == "own" else Given(self._text(way, start), self.settings.prompt)
-        session = self._session(subject)
-        for stretch in decoded(session, prompts, steps, choose, self.opened.tokenizer.encode, STRETCH):
-            compared.add(model, stretch, subject.name, start)
-            self.ticks.advance(subject.name)
+        Several of them write together, which costs hardly more than one.
+        """
+        own = self._own(subjects) if "own" in self.settings.way else {}
+        for subject in subjects:
+            began, rows = time.perf_counter(), []
+            for way in self.settings.way:
+                compared = own.pop(subject.name) if way == "own" else self._given(subject, way)
+                rows.append(compared.row(way))
+            yield (
+                subject,
+                drafts[subject.name].model_copy(update={"rows": rows, "seconds": time.perf_counter() - began}),
+            )
+
+    def _own(self, subjects: Sequence[Subject]) -> dict[str, Compared]:
+        """What every subject writes with its own cache, by name."""
+        model, options = self.opened.model(), self.opened.options
+        sessions = [session_of(subject, model, options) for subject in subjects]
+        found = {subject.name: Compared() for subject in subjects}
+        for start in range(0, self.windows.shape[0], options.batch):
+            prompts = self._tokens(start)[:, : self.settings.prompt]
+            encode = self.opened.tokenizer.encode
+            for made in written(sessions, prompts, self.settings.tokens, self._draw(start), encode, STRETCH):
+                for place, stretch in made:
+                    name = subjects[place].name
+                    found[name].add(model, stretch, name, start)
+                    self.ticks.advance(name)
+        return found
+
+    def _given(self, subject: Subject, way: Way) -> Compared:
+        """A subject along tokens that others have written."""
+        compared, model = Compared(), self.opened.model()
+        for start in range(0, self.windows.shape[0], self.opened.options.batch):
+            tokens = self._text(way, start)
+            if self.settings.at_once:
+                compared.add(model, self.reading.stretch(subject, tokens), subject.name, start)
+                self.ticks.advance(subject.name, -(-self.settings.tokens // STRETCH))
+                continue
+            session, given = self._session(subject), Given(tokens, self.settings.prompt)
+            prompts, encode = tokens[:, : self.settings.prompt], self.opened.tokenizer.encode
+            for stretch in decoded(session, prompts, self.settings.tokens, given, encode, STRETCH):
+                compared.add(model, stretch, subject.name, start)
+                self.ticks.advance(subject.name)
+        return compared
 
     def _session(self, subject: Subject) -> Session:
         """Of one subject at a time: its codecs are placed once for all ways and batches."""
@@ -106,6 +132,6 @@ class Walk:
         if start not in self._written:
             session, prompts = plain(self.opened.model(), "uncompressed"), tokens[:, : self.settings.prompt]
             steps, encode = self.settings.tokens, self.opened.tokenizer.encode
-            for stretch in decoded(session, prompts, steps, self._draw(start), encode, STRETCH):
+            for [(_, stretch)] in written([session], prompts, steps, self._draw(start), encode, STRETCH):
                 self._written[start] = stretch.tokens
         return self._written[start]

@@ -34,24 +34,34 @@ class Ledger:
     anew: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, opened: Opened, order: Sequence[str], *, forced: bool = False, **asked: Any) -> Ledger:
+    def open(
+        cls,
+        opened: Opened,
+        order: Sequence[str],
+        *,
+        forced: bool = False,
+        server: dict[str, Any] | None = None,
+        **asked: Any,
+    ) -> Ledger:
         """Read what is there of the same plans and protocol; ``--force`` begins anew.
 
-        forced: answers are appended and not generated, which is another benchmark, without a cache. asked: all that
-        the prompts of every subtask are made from. Raises `SettingsMismatchError` for results of other
-        plans.
+        forced: answers are appended and not generated, which is another benchmark, without a cache. server: what a
+        server that answers says of itself, which is another one too: its device and dtype are its own. asked: all that
+        the prompts of every subtask are made from. Raises `SettingsMismatchError` for results of other plans.
         """
-        results, name = {}, f"{opened.task}-forced" if forced else opened.task
+        results, name = {}, opened.task + ("-forced" if forced else "-served" if server else "")
+        elsewhere = {"device": "server", "dtype": "server"} if server else {}
         for subject in opened.subjects:
-            kind = None if forced else cache_kind(subject, opened.options)
+            kind = None if forced else "server" if server else cache_kind(subject, opened.options)
+            protocol = opened.protocol(tokenizer=opened.identity.tokenizer_hash, **asked) | elsewhere
             draft = BenchmarkResult(
                 benchmark=name,
                 seconds=0.0,
                 cache=kind,
                 simulated=kind == "simulated",
                 # answers are read back as text, so the whole tokenizer counts and not the prompts' tokens alone
-                protocol=opened.protocol(tokenizer=opened.identity.tokenizer_hash, **asked),
-                **opened.origin(subject),
+                protocol=protocol | ({"server": server} if server else {}),
+                **(opened.origin(subject) | elsewhere),
             )
             results[subject.name] = already(opened.run.evals, draft, force=opened.options.force) or draft
         anew = set(results) if opened.options.force else set()

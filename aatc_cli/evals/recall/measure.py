@@ -110,8 +110,9 @@ def _read(
             ticker.advance(text="eval recall: reference")
         for subject in subjects:
             seen, began = reader.seen[subject.name], time.perf_counter()
-            for reference in references:
-                reader.read(subject, reference)
-                ticker.advance(text=f"eval recall: {subject.name}")
+            size = opened.options.batch
+            for some in (references[start : start + size] for start in range(0, len(references), size)):
+                reader.read(subject, some)
+                ticker.advance(len(some), text=f"eval recall: {subject.name}")
             seen.seconds = time.perf_counter() - began
             yield subject, seen

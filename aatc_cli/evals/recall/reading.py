@@ -1,4 +1,4 @@
-"""One window read by the uncompressed cache and by every subject, at the tokens of second mentions alone."""
+"""Windows read by the uncompressed cache and by every subject, at the tokens of second mentions alone."""
 
 from __future__ import annotations
 
@@ -72,38 +72,48 @@ class Reader:
         kinds = [m.kind for m in places for _ in range(m.size)]
         return Reference(index, tokens, first, again, kinds, logprob[place[0]], logprob[place[1]], best[place[1]])
 
-    def read(self, subject: Subject, reference: Reference) -> None:
-        """What the subject makes of the second mentions of a window; raises `AatcError` for logits not finite."""
+    def read(self, subject: Subject, references: Sequence[Reference]) -> None:
+        """What the subject makes of the second mentions of some windows of one length, read together.
+
+        Raises `AatcError` for logits not finite.
+        """
         method, classes = self.methods[subject.name], dict[int, Tensor]()
-        wanted = torch.tensor(sorted(set(reference.again.tolist()))) - 1
-        tokens = reference.tokens
+        tokens = torch.cat([reference.tokens for reference in references])
+        wanted = torch.tensor(sorted({place for one in references for place in one.again.tolist()})) - 1
         logits = forced_logits(
             self.model, self.sites, method, tokens, wanted, on_classes=lambda k, found: classes.update({k: found.cpu()})
-        )[0]
-        check_finite(logits, method.name, reference.window)
-        right = tokens[0, (wanted + 1).to(tokens.device)].to(logits.device)
-        place = torch.searchsorted(wanted, reference.again - 1)
-        logprob, best = _logprobs(logits, right).cpu()[place], logits.argmax(-1).cpu()[place]
-        shares = _shares(method, classes, reference.first)
-        true = tokens[0].cpu()[reference.again]
-        self.seen[subject.name].tokens += [
-            RecallToken.model_validate(
-                {
-                    "window": reference.window,
-                    "first": int(reference.first[i]),
-                    "again": int(reference.again[i]),
-                    "kind": kind,
-                    "unread": float(reference.unread[i]),
-                    "reference": float(reference.logprob[i]),
-                    "logprob": float(logprob[i]),
-                    "first_of_reference": bool(reference.best[i] == true[i]),
-                    "first_of_all": bool(best[i] == true[i]),
-                    "agree": bool(reference.best[i] == best[i]),
-                    "classes": None if shares is None else shares[i].tolist(),
-                }
+        )
+        for row, reference in enumerate(references):
+            check_finite(logits[row], method.name, reference.window)
+            mine = {layer: found[row : row + 1] for layer, found in classes.items()}
+            place = torch.searchsorted(wanted, reference.again - 1).to(logits.device)
+            self.seen[subject.name].tokens += _tokens_of(
+                reference, logits[row, place], _shares(method, mine, reference.first)
             )
-            for i, kind in enumerate(reference.kinds)
-        ]
+
+
+def _tokens_of(reference: Reference, logits: Tensor, shares: Tensor | None) -> list[RecallToken]:
+    """The tokens of a window's second mentions, from the logits [n, V] before each and their shares of classes."""
+    true = reference.tokens[0].cpu()[reference.again]
+    logprob, best = _logprobs(logits, true.to(logits.device)).cpu(), logits.argmax(-1).cpu()
+    return [
+        RecallToken.model_validate(
+            {
+                "window": reference.window,
+                "first": int(reference.first[i]),
+                "again": int(reference.again[i]),
+                "kind": kind,
+                "unread": float(reference.unread[i]),
+                "reference": float(reference.logprob[i]),
+                "logprob": float(logprob[i]),
+                "first_of_reference": bool(reference.best[i] == true[i]),
+                "first_of_all": bool(best[i] == true[i]),
+                "agree": bool(reference.best[i] == best[i]),
+                "classes": None if shares is None else shares[i].tolist(),
+            }
+        )
+        for i, kind in enumerate(reference.kinds)
+    ]
 
 
 def _logprobs(logits: Tensor, right: Tensor) -> Tensor:

@@ -21,4 +21,7 @@ class Settings(AnswerSettings):
     mode: Literal["generate", "forced"] = Field(
         "generate", description="forced: one pass a prompt with its answer appended, instead of generating one."
     )
+    server: str | None = Field(
+        None, description="Address of a server that answers in place of a model here, --batch prompts at once."
+    )
     seed: int = Field(0, ge=0, description="Seed of the prompts.")

@@ -145,7 +145,8 @@ class _Cells:
     """Cells of all widths and quantizers behind one another; the first has no threshold and the level zero."""
 
     def __init__(self) -> None:
-        self.edges, self.lows, self.counts = [torch.tensor([torch.inf])], [torch.zeros(1)], [torch.zeros(1)]
+        self.edges = [torch.tensor([torch.inf], dtype=torch.float32)]
+        self.lows, self.counts = ([torch.zeros(1, dtype=torch.float32)] for _ in range(2))
         self.size = 1
         self.places: dict[tuple[int, bool], tuple[int, int, float]] = {}
 
@@ -157,7 +158,7 @@ class _Cells:
             per_one = _cells_a_unit(edges)
             index = torch.round(edges * per_one).to(torch.int64)
             last = int(index.max()) if len(edges) else 0
-            edge = torch.full((last + 1,), torch.inf)
+            edge = torch.full((last + 1,), torch.inf, dtype=torch.float32)
             edge[index] = edges
             count = torch.searchsorted(index, torch.arange(last + 1))
             self.places[key] = (self.size, last, per_one)
@@ -177,7 +178,8 @@ def _magnitudes(span: Span) -> tuple[Tensor, Tensor]:
     """Thresholds above zero and the levels above zero of a span, float32."""
     half = 2 ** (span.width - 1)
     if span.step:
-        return torch.arange(1, half) * span.step, (torch.arange(half) + 0.5) * span.step
+        places = torch.arange(half, dtype=torch.float32)
+        return places[1:] * span.step, (places + 0.5) * span.step
     return span.thresholds[half:].float().cpu(), span.points[half:].float().cpu()
 
 
@@ -194,7 +196,7 @@ def _cells_a_unit(edges: Tensor) -> float:
 def _channels(codec: TileCodec, k: int, heads: int, cells: _Cells) -> list[Tensor]:
     """Of every head what the kernel knows of the channels that class k codes: int32 [n, 8], by rising width."""
     made = codec.of_class(k)
-    like = torch.ones(1)
+    like = torch.ones(1, dtype=torch.float32)
     weight = torch.ones_like(made.variance) if made.weight is None else made.weight
     price, spread = weight * made.variance.sqrt().square(), made.variance.sqrt()
     centre = torch.zeros_like(spread) if made.centre is None else made.centre
@@ -219,7 +221,7 @@ def _of_width(codec: TransformCodec, width: int, like: Tensor, cells: _Cells) ->
     span = Tables.of(torch.tensor([width]), like, codec.quantizer == "uniform").spans[0]
     first, last, per_one = cells.place(span)
     # a GPU multiplies by the inverse in float32 where it is asked to divide by a number
-    inverse = float(1 / torch.tensor(span.step)) if span.step else 0.0
+    inverse = float(1 / torch.tensor(span.step, dtype=torch.float32)) if span.step else 0.0
     return first | last << 16, per_one, inverse
 
 

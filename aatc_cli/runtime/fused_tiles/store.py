@@ -81,7 +81,7 @@ class FusedTileStore(TileStore):
             keys = torch.unflatten(keys, -1, (heads, -1))[..., order].flatten(-2)
         if not self.shared.steady:
             self.shared.move(self.tokens, self.pages.count, self.pages.capacity, view.offset)
-        paid = torch.zeros(self.batch, heads, self.exact.keys.shape[1], device=query.device)
+        paid = torch.zeros(self.batch, heads, self.exact.keys.shape[1], dtype=torch.float32, device=query.device)
         rows = keys, self.exact.values
         out = self.shared.decode(newest.contiguous(), self.pages, self.fused, rows, view.scaling, paid)
         self._pay(paid[..., self.window.sinks :])

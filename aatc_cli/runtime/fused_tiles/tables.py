@@ -1,7 +1,7 @@
 """What the kernel of tiles keeps of one layer besides tokens: facts of every class, matrices of keys, and the way out.
 
-Codes are even levels, so a key of a class is linear in its digits: k = alpha (sum_n digit_n row_n - start), where the
-row of digit n of channel c is 2^shift unit_c sigma_c B_c. Rows are e4m3 against one scale per rotary pair, which is
+Codes are even levels, so a key of a class is linear in its digits: k = alpha sum_n (digit_n - middle_n) row_n, where
+the row of digit n of channel c is 2^shift unit_c sigma_c B_c. Rows are e4m3 against one scale per rotary pair, which is
 left to the query; those of digits of four bits, which only channels with many bits have, are sums of two e4m3. Values
 stay sums of digits until the end, where they are put together as levels and meet sigma and the head's decode matrix.
 """
@@ -33,10 +33,10 @@ _DIGITS = 4
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
 
-    classes int32 [H, N, 16]: which form a class has, steps of its matrix of keys, where in a record
-    keys of 2 and of 1 bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row
-    blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
-    of 8, halves of a step, columns, digits; digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
+    classes int32 [H, N, 16]: which form a class has, steps of its matrix of keys, where in a record keys of 2 and of 1
+    bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row blocks.
+    matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots of 8, halves of a step, columns, digits;
+    digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
     [H, D, D]; value_bias float32 [H, D]. A bias is that of the projection and the mean that codes are about.
     key_rows: of every head and class float64 [n, D], rows of the digits as the matrices hold them, for the twin.
@@ -81,7 +81,9 @@ class TileTables:
         facts, matrices, slots, weights, offsets, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
-        value_bias = torch.zeros(heads, size) if biases["v"] is None else biases["v"].view(heads, size)
+        value_bias = (
+            torch.zeros(heads, size, dtype=torch.float32) if biases["v"] is None else biases["v"].view(heads, size)
+        )
         return cls(
             facts.to(device),
             matrices.to(device),
@@ -110,7 +112,7 @@ class _Made:
         self.bits = {side: codecs[side].bits.cpu() for side in SIDES}
         self.spread = {side: codecs[side].codec.variance.sqrt().to(torch.float64).cpu() for side in SIDES}
         self.decode = {side: codecs[side].codec.decode.to(torch.float64).cpu() for side in SIDES}
-        none = torch.zeros(tiles.heads * tiles.size)
+        none = torch.zeros(tiles.heads * tiles.size, dtype=torch.float32)
         self.bias = (none if bias is None else bias).to(torch.float64).cpu().view(tiles.heads, -1)
         self.key_rows: list[Tensor] = []
 
@@ -156,7 +158,8 @@ class _Made:
 
     def _value_digits(self, record: Record, unit: Tensor, widths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
-        slots, weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32), torch.zeros(unit.numel(), _DIGITS)
+        slots = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32)
+        weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.float32)
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], self.steps.values[form_of(record, self.steps)], strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):

@@ -208,12 +208,9 @@ class TileScratch:
         """For ``parts`` programs of a head."""
         heads = shape.batch * shape.kv_heads
         rows = heads * parts * shape.group
-        return cls(
-            torch.zeros(heads, dtype=torch.int32, device=device),
-            torch.empty(rows, shape.dim, device=device),
-            torch.empty(rows, 2, device=device),
-            torch.empty(heads * shape.slots, shape.group, device=device),
-        )
+        sizes = (rows, shape.dim), (rows, 2), (heads * shape.slots, shape.group)
+        numbers = (torch.empty(size, dtype=torch.float32, device=device) for size in sizes)
+        return cls(torch.zeros(heads, dtype=torch.int32, device=device), *numbers)
 
 
 @dataclass(frozen=True)

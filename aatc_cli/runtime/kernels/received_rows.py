@@ -29,7 +29,7 @@ def received_of(
         return received_near(padded, keys.transpose(0, 1)[None], paid, scaling, lags)
     assert query.stride(2) == keys.stride(2) == sums.stride(1) == 1
     count, heads, dim = keys.shape
-    out = torch.empty(1, heads, count, device=keys.device)
+    out = torch.empty(1, heads, count, dtype=torch.float32, device=keys.device)
     kernels.received_kernel[(-(-count // _BLOCK), heads)](
         query,
         keys,

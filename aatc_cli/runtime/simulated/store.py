@@ -57,6 +57,10 @@ class SimulatedStore(StoreParts):
         self.tokens += int(keys.shape[1])
         self.packed = max(packed_tokens(self.tokens, self.window), self.packed)
 
+    def expect(self) -> None:
+        """Pack what the next token pushes out of the window, before it comes: no row of its own goes into that."""
+        self.packed = max(packed_tokens(self.tokens + 1, self.window), self.packed)
+
     def attend(self, query: Tensor, view: LayerView, fresh: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention of rotated queries [b, Hq, q, D] over the store and ``fresh`` tokens. -> [b, Hq, q, D]."""
         count, dim = int(query.shape[2]), int(query.shape[3])

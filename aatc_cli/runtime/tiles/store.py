@@ -40,7 +40,9 @@ class TileStore:
         self.exact = ExactRows(window, torch.empty(batch, 0, layer.channels, dtype=dtype, device=layer.device))
         self.pages = TilePages(batch)
         orders = layer.rule.orders(layer.heads)
-        self.received = Received(window, torch.zeros(batch, orders, 0, device=layer.device))
+        # sums of many small numbers
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.received = Received(window, torch.zeros(batch, orders, 0, dtype=wide, device=layer.device))
 
     @property
     def packed(self) -> int:

@@ -28,8 +28,7 @@ from aatc_cli.serve.vllm_backend.start import VERSIONS
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 # what the plan or --prefixes decides beside the arguments that are given
 _DECIDED = ("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config")
-# graphs of steps that only decode; prompts run as they are
-GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+_NAME, _CHUNKS = "--served-model-name", "--enable-chunked-prefill"
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
     token = 2 * geometry.layers * geometry.channels * 2
     return ServeCommand(
         opened.name,
-        _arguments(_name(source, model), plan, replace(wanted, length=length), others),
+        _arguments(_name(source, model), (plan, opened.served_as), replace(wanted, length=length), others),
         sum(fused.layer.held.nbytes for fused in form.layers),
         TILE * token,
         # in float32
@@ -132,27 +131,40 @@ def installed_version() -> str | None:
     return require_version("vllm", VERSIONS)
 
 
-def _arguments(model: str, plan: str, wanted: Wanted, others: list[str]) -> tuple[str, ...]:
+def graphs(requests: int) -> dict[str, object]:
+    """Graphs of steps that only decode, of few sizes up to ``requests``; prompts run as they are."""
+    sizes = [size for size in (2**n for n in range(requests.bit_length())) if size < requests]
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [*sizes, requests]}
+
+
+def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[str]) -> tuple[str, ...]:
+    """The whole command; plan: where it is, and the name by which the server says that it serves with it."""
     asked: dict[str, object] = {"prefixes": True} if wanted.prefixes else {}
-    where = plan if plan.startswith("hub:") else str(Path(plan).resolve())
+    where = plan[0] if plan[0].startswith("hub:") else str(Path(plan[0]).resolve())
     fixed = {
         "--attention-backend": "CUSTOM",
         "--block-size": str(TILE),
         "--max-model-len": str(wanted.length),
         "--max-num-seqs": str(wanted.requests),
-        # a prompt that is read whole attends to exact tokens; chunks read those before them packed
+        # a prompt is read whole, see below
         "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
-        "--compilation-config": json.dumps(GRAPHS),
+        "--compilation-config": json.dumps(graphs(wanted.requests)),
         "--dtype": "float32",
         "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
     }
     for given in others:
-        name = given.partition("=")[0]
+        name, equals, _ = given.partition("=")
         if name in {*fixed, *_DECIDED}:
             raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
+        if name == _NAME and not equals:
+            raise UsageError(f"{_NAME} has no name", f"write --vllm={_NAME}=NAME")
+    names = [given.partition("=")[2] for given in others if given.startswith(_NAME)] or [model]
+    rest = [given for given in others if not given.startswith(_NAME)]
     parts = [part for pair in fixed.items() for part in pair]
     caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"
-    return ("vllm", "serve", model, *parts, caching, *others)
+    # a prompt that waits until it is read whole attends to itself exactly; its later chunks would read the first packed
+    whole = [] if _CHUNKS in rest else [f"--no-{_CHUNKS[2:]}"]
+    return ("vllm", "serve", model, _NAME, *names, plan[1], *parts, caching, *whole, *rest)
 
 
 def _name(source: ModelSource, model: str) -> str:

@@ -1,7 +1,9 @@
-"""Small numbers from the host to the device without waiting for what the device is doing."""
+"""Numbers between host and device: whole ones without a wait, and those without a type as float32 ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,3 +20,18 @@ def on_device(values: Any, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """Tensors that are made here without a type are float32, as everywhere outside of an engine.
+
+    vLLM makes a model while torch's own default is the model's type: tables of a plan would be rounded to 16 bits, and
+    kernels would read twice the memory that they have.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

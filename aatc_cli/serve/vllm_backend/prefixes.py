@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aatc_cli.core.tiles import TILE
@@ -69,7 +68,7 @@ class Prefixes:
             keys, values = self.exact.keys[layer][slots, :TILE], self.exact.values[layer][slots, :TILE]
             self.keys[layer, places], self.values[layer, places] = keys, values
             # nobody asks what sinks receive
-            none = torch.zeros(len(firsts), self.exact.heads, TILE, device=keys.device)
+            none = self.exact.received.new_zeros(len(firsts), self.exact.heads, TILE)
             self._write(layer, cache, firsts, (keys, values, none))
 
     def adopt(self, layer: int, cache: Tensor, slot: int, block: int, place: int | None) -> None:

@@ -27,7 +27,7 @@ class ExactSlots:
         self.width = window.sinks + window.recent
         rows = (layers, slots + 1, self.width, heads * dim)
         self.keys, self.values = (torch.zeros(rows, dtype=like.dtype, device=like.device) for _ in range(2))
-        self.received = torch.zeros(layers, slots + 1, heads, self.width, device=like.device)
+        self.received = torch.zeros(layers, slots + 1, heads, self.width, dtype=torch.float32, device=like.device)
         self.keeper = RowKeeper(dim, like.dtype, like.device) if like.is_cuda else None
 
     @property

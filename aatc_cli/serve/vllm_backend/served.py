@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.serve.vllm_backend.engine import TileEngine
+from aatc_cli.serve.vllm_backend.numbers import in_float32
 from aatc_cli.serve.vllm_backend.start import open_engine
 
 _SERVED: dict[int, Served] = {}
@@ -43,7 +44,8 @@ def served_of(config: Any) -> Served:
     found = _SERVED.get(id(layers))
     if found is None:
         device = torch.empty(0, device=config.device_config.device).device
-        found = _SERVED[id(layers)] = Served(open_engine(config, device), layers)
+        with in_float32():
+            found = _SERVED[id(layers)] = Served(open_engine(config, device), layers)
     return found
 
 

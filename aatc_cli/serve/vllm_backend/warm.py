@@ -27,7 +27,7 @@ def warm_up(form: FusedTilesStatic) -> None:
             pass
     heads, lags = layers[0].heads, layers[0].rule.lags(form.window.recent)
     query = torch.zeros(2, form.heads, form.dim, dtype=form.dtype, device=device)
-    keys, sums = query[:, :heads], torch.zeros(form.heads, 2, device=device)
+    keys, sums = query[:, :heads], torch.zeros(form.heads, 2, dtype=torch.float32, device=device)
     received_of(query, keys, sums, 1.0, lags, 0)
-    angles = torch.ones(2, form.dim, device=device)
+    angles = torch.ones(2, form.dim, dtype=torch.float32, device=device)
     plain_keys(keys, (angles, angles))
