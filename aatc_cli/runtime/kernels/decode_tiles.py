@@ -101,6 +101,11 @@ class TileShape:
         """Whether turns of places are in shared memory: wide heads of many bits have no room for them."""
         return self._launch[2]
 
+    @property
+    def records(self) -> int:
+        """Records of a warp that are multiplied at once."""
+        return 2 if self.dim <= 128 and self.warps <= 12 else 1
+
     @cached_property
     def _launch(self) -> tuple[int, int, bool]:
         """Warps of a program, places, near turns: as many warps as there are registers and shared memory for."""
@@ -108,10 +113,10 @@ class TileShape:
         # sums of keys and of values, two operands, turned queries, and what else there is
         registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
         most = 16 if registers <= 144 else 12 if registers <= 190 else 8
-        for found in ((16, 2, True), (12, 2, True), (8, 2, True), (4, 2, True), (4, 1, True)):
+        for found in ((12, 4, True), (12, 3, True), (12, 2, True), (8, 4, True), (8, 2, True), (4, 4, True), (4, 2, True)):
             if found[0] <= most and max(self._walk_bytes(*found), self._merge_bytes(found[0])) <= _SHARED_OF_PROGRAM:
                 return found
-        return 4, 1, False
+        return 4, 2, False
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program: such that rounds of programs over the device are done soonest.
@@ -162,6 +167,7 @@ class TileShape:
             ("G", self.group),
             ("NW", self.warps),
             ("PLACES", self.places),
+            ("RECORDS", self.records),
             ("NEAR_TURNS", int(self.near_turns)),
             ("FAST", self.fast),
             ("KEY_FORMS", _numbered(self.steps.keys)),

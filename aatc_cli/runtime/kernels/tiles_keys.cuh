@@ -106,38 +106,42 @@ template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, co
   if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
   return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) << 4 * (t % 2), 0u);
 }
-// products of all steps of a form, two under way at a time and words of two steps read ahead; what is done `beside` comes in as many parts
-template <int form, class Beside>
-__device__ __forceinline__ void multiply(u32 (&sum)[4 * LOTS], const u8* rec, const Walk& w, const Class& c, int lane, const Beside& beside) {
+// products of all steps of a form of some records, two under way at a time and words of two steps read ahead
+template <int form>
+__device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8* const (&rec)[RECORDS], const Walk& w, const Class& c, int lane) {
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
-  uint2 words[3];
+  uint2 words[RECORDS][3];
   u32 operands[2][4];
+  const auto own_words = [&](int i) { return i < steps && (i < narrow || (i - narrow) % 2 == 0); };  // of two steps of one bit the first has them
 #pragma unroll
-  for (int i = 0; i < 2 && i < steps; i++) if (i < narrow || (i - narrow) % 2 == 0) words[i] = key_words<form>(rec, c, lane, i);
+  for (int i = 0; i < 2; i++)
 #pragma unroll
-  for (int i = 0; i < steps; i++) {
-    u32 (&a)[4] = operands[i % 2];
-    const bool second = i >= narrow && (i - narrow) % 2;  // of two steps of one bit
-    if (i > 1) { pending<1>(); keep(a); }
-    const uint2 x = words[(second ? i - 1 : i) % 3];
-    if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, second ? x.x << 4 : x.x);
-    arrive();
-    const unsigned long long rows = MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP);
-    if (i == 0) wgmma<0>(sum, a, rows); else wgmma<1>(sum, a, rows);
-    // rows of digits of four bits are sums of two
-    if (i < fours) wgmma<1>(sum, a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
-    close_group();
-    if (i + 2 < steps && (i + 2 < narrow || (i + 2 - narrow) % 2 == 0)) words[(i + 2) % 3] = key_words<form>(rec, c, lane, i + 2);
-    beside(i, steps);
-  }
-  if (steps == 0) {
+    for (int r = 0; r < RECORDS; r++) if (own_words(i)) words[r][i] = key_words<form>(rec[r], c, lane, i);
 #pragma unroll
-    for (int i = 0; i < 4 * LOTS; i++) sum[i] = 0u;
-    beside(0, 1);
-  }
+  for (int i = 0; i < steps; i++)
+#pragma unroll
+    for (int r = 0; r < RECORDS; r++) {
+      u32 (&a)[4] = operands[(i * RECORDS + r) % 2];
+      if (i * RECORDS + r > 1) { pending<1>(); keep(a); }
+      const uint2 x = words[r][own_words(i) ? i % 3 : (i + 2) % 3];
+      if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, own_words(i) ? x.x : x.x << 4);
+      arrive();
+      const unsigned long long rows = MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP);
+      if (i == 0) wgmma<0>(sum[r], a, rows); else wgmma<1>(sum[r], a, rows);
+      // rows of digits of four bits are sums of two
+      if (i < fours) wgmma<1>(sum[r], a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
+      close_group();
+      if (own_words(i + 2)) words[r][(i + 2) % 3] = key_words<form>(rec[r], c, lane, i + 2);
+    }
   pending<0>();
   if (steps > 0) keep(operands[0]);
-  if (steps > 1) keep(operands[1]);
+  if (steps * RECORDS > 1) keep(operands[1]);
+#pragma unroll
+  for (int r = 0; r < RECORDS; r++) {
+#pragma unroll
+    for (int i = 0; i < 4 * LOTS; i++) if (steps == 0) sum[r][i] = 0u;
+    keep(sum[r]);
+  }
 }
 // the turns of a place: two lots lie together, which of neighbouring places are in turn in either half of the banks
 __device__ __forceinline__ int turn_of(int place) { return place * TURN_ROW + (TURN_ROW % 8 ? 0 : 4 * (place % 2)); }

@@ -114,33 +114,49 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     constexpr int keys = KeyForms::at(decltype(found)::place), values = ValueForms::at(decltype(found)::place);
     Turned turned;
     turned.shared = own + warp * QT * LOTS * 32 + lane;
-    Values<values> before;
-    before.clear();
     // four warps multiply together as long as the first of them has a tile
-    for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile = behind(tile), ahead = behind(ahead)) {
-      const bool valid = tile < to;
-      const int page = page_of(ahead);
-      const u8* at = stage + 2 * LOTS * 32 + place * bytes;
-      if (valid) arrived(mine + 8 * place, phase);
-      if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
-      for (int i = 0; i < c.blocks; i++) {
-        const u8* rec = at + i * c.size;
-        const Near near = near_of(rec, in_pair(tile) * 64, lane);
-        u32 sum[4 * LOTS];
-        multiply<keys>(sum, rec, w, c, lane, [&](int share, int shares) { before.take(sums, share, shares); });
-        keep(sum);
-        if (!valid) { before.weigh_nothing(); continue; }
-        float sc[QT][2];
-        scores_of(sc, sum, w, near, rec, turned, lane);
-        weigh<Form<values>::steps>(before.weights, sc, sums, w, rec, lane);
-        before.read(c, rec, lane);
+    for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile += SPAN * NW) {
+      int at[SPAN], pages_ahead[SPAN], tiles_ahead[SPAN];
+#pragma unroll
+      for (int n = 0; n < SPAN; n++) {
+        at[n] = place; tiles_ahead[n] = ahead; pages_ahead[n] = page_of(ahead); ahead = behind(ahead);
+        if (tile + n < to) arrived(mine + 8 * place, phase);
+        if (++place == places) { place = 0; phase ^= 1; }
       }
-      // all of this tile has been read
+      turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
+      for (int n = 0; n < SPAN * c.blocks; n += RECORDS) {
+        const u8* rec[RECORDS];
+        Near near[RECORDS];
+        bool there[RECORDS];
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) {
+          const int second = n + r >= c.blocks;
+          rec[r] = stage + 2 * LOTS * 32 + (second ? at[1] : at[0]) * bytes + (n + r - second * c.blocks) * c.size;
+          there[r] = tile + second < to;
+          near[r] = near_of(rec[r], second * 64, lane);
+        }
+        u32 sum[RECORDS][4 * LOTS];
+        multiply<keys>(sum, rec, w, c, lane);
+        if (!there[0]) continue;
+        float sc[RECORDS][QT][2];
+        Values<values> found[RECORDS];
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) {
+          scores_of(sc[r], sum[r], w, near[r], rec[r], turned, lane);
+#pragma unroll
+          for (int qt = 0; qt < QT; qt++) if (!there[r]) { sc[r][qt][0] = HIDDEN; sc[r][qt][1] = HIDDEN; }
+        }
+        move_reference<Form<values>::steps>(sc, sums);
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) { found[r].read(c, rec[r], lane); weigh(found[r].weights, sc[r], sums, w, rec[r], lane); }
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) found[r].take(sums, 0, 1);
+      }
+      // all of these tiles has been read
       __syncwarp();
-      if (lane == 0 && page >= 0) fetch(ahead, place, page);
-      if (++place == places) { place = 0; phase ^= 1; }
+#pragma unroll
+      for (int n = 0; n < SPAN; n++) if (lane == 0 && pages_ahead[n] >= 0) fetch(tiles_ahead[n], at[n], pages_ahead[n]);
     }
-    before.take(sums, 0, 1);
   });
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);

@@ -18,30 +18,38 @@ __device__ __forceinline__ void clear(Sums& s) {
       for (int e = 0; e < 4; e++) s.o[i][n][e] = 0.f;
 }
 
-// scores become softmax weights times value scales, as operands; the reference of the weights moves only where one would be large
-template <int steps> __device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
+// the reference of the weights moves only where one would be large
+template <int steps> __device__ __forceinline__ void move_reference(const float (&sc)[RECORDS][QT][2], Sums& s) {
   bool large = false;
+  float most[QT];
 #pragma unroll
-  for (int qt = 0; qt < QT; qt++) large |= fmaxf(sc[qt][0], sc[qt][1]) > s.reference[qt] + MOVE;
-  if (__any_sync(~0u, large)) {
-    float f[2 * OT];
+  for (int qt = 0; qt < QT; qt++) {
+    most[qt] = fmaxf(sc[0][qt][0], sc[0][qt][1]);
 #pragma unroll
-    for (int qt = 0; qt < 2 * OT; qt++) {
-      f[qt] = 1.f;
-      if (qt >= QT) continue;
-      float top = fmaxf(s.reference[qt], fmaxf(sc[qt][0], sc[qt][1]));
-#pragma unroll
-      for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
-      f[qt] = ex2(s.reference[qt] - top);
-      s.reference[qt] = top; s.weight[qt] *= f[qt]; s.mass[qt] *= f[qt];
-    }
-#pragma unroll
-    for (int i = 0; i < steps; i++)
-#pragma unroll
-      for (int n = 0; n < SETS; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s.o[i][n][e] *= f[PAIRED ? 0 : n / 2 * 2 + e % 2];
+    for (int r = 1; r < RECORDS; r++) most[qt] = fmaxf(most[qt], fmaxf(sc[r][qt][0], sc[r][qt][1]));
+    large |= most[qt] > s.reference[qt] + MOVE;
   }
+  if (!__any_sync(~0u, large)) return;
+  float f[2 * OT];
+#pragma unroll
+  for (int qt = 0; qt < 2 * OT; qt++) {
+    f[qt] = 1.f;
+    if (qt >= QT) continue;
+    float top = fmaxf(s.reference[qt], most[qt]);
+#pragma unroll
+    for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
+    f[qt] = ex2(s.reference[qt] - top);
+    s.reference[qt] = top; s.weight[qt] *= f[qt]; s.mass[qt] *= f[qt];
+  }
+#pragma unroll
+  for (int i = 0; i < steps; i++)
+#pragma unroll
+    for (int n = 0; n < SETS; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) s.o[i][n][e] *= f[PAIRED ? 0 : n / 2 * 2 + e % 2];
+}
+// scores become softmax weights times value scales, as operands
+__device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
   const float scale0 = w.scales[rec[32 + lane / 4]], scale1 = w.scales[rec[40 + lane / 4]];
   float p0[2 * OT], p1[2 * OT];
 #pragma unroll
