@@ -104,7 +104,7 @@ class TileShape:
     @property
     def records(self) -> int:
         """Records of a warp that are multiplied at once."""
-        return 2 if self.dim <= 128 and self.warps <= 12 else 1
+        return self.__dict__.get("RECORDS", 2 if self.dim <= 128 and self.warps <= 12 else 1)
 
     @cached_property
     def _launch(self) -> tuple[int, int, bool]:

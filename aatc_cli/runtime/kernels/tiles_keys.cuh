@@ -106,9 +106,11 @@ template <int form> __device__ __forceinline__ uint2 key_words(const u8* rec, co
   if (i + 1 < Form<form>::steps) return make_uint2(*(const u32*)(ones + 4 * mine), 0u);
   return make_uint2(*(const u32*)(ones + 4 * (8 * (t / 2) + lane / 4)) << 4 * (t % 2), 0u);
 }
-// products of all steps of a form of some records, two under way at a time and words of two steps read ahead
-template <int form>
-__device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8* const (&rec)[RECORDS], const Walk& w, const Class& c, int lane) {
+// products of all steps of a form of some records, two under way at a time and words of two steps read ahead; what is done `beside` comes in as many
+// parts
+template <int form, class Beside>
+__device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8* const (&rec)[RECORDS], const Walk& w, const Class& c, int lane,
+                                         const Beside& beside) {
   constexpr int fours = Form<form>::fours, narrow = fours + Form<form>::twos, steps = Form<form>::steps;
   uint2 words[RECORDS][3];
   u32 operands[2][4];
@@ -132,7 +134,9 @@ __device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8
       if (i < fours) wgmma<1>(sum[r], a, MATRIX_FORM | (w.matrix + (fours + i) * STEP));
       close_group();
       if (own_words(i + 2)) words[r][(i + 2) % 3] = key_words<form>(rec[r], c, lane, i + 2);
+      beside(i * RECORDS + r, steps * RECORDS);
     }
+  if (steps == 0) beside(0, 1);
   pending<0>();
   if (steps > 0) keep(operands[0]);
   if (steps * RECORDS > 1) keep(operands[1]);

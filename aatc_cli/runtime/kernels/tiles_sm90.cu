@@ -18,6 +18,7 @@
 #define SETS (PAIRED ? 1 : 2 * OT)   // of sums a step of 32 digits
 #define SLOT_ROW (32 * VS + 8)  // sums of digits, so that neighbouring heads lie in other banks
 #define SPAN 2                // tiles that share a turned query
+#define TOGETHER (RECORDS > 1 ? SPAN : 1)  // tiles that a warp goes through together
 #define MOST 4                // tiles of a warp under way
 #define STEP_BYTES (D * 32)   // of the key matrix: 32 digits
 #define STEP (STEP_BYTES / 16)
@@ -110,53 +111,57 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   const Walk w = {(u32)descriptor_of(address(smem)), queries, TURNS ? near_turns : place_turns, scales, bias};
   Sums sums;
   clear(sums);
-  by_place<0, KeyForms::count>(c.form, [&](auto found) {
-    constexpr int keys = KeyForms::at(decltype(found)::place), values = ValueForms::at(decltype(found)::place);
+  by_place<0, KeyForms::count>(c.form, [&](auto which_form) {
+    constexpr int keys = KeyForms::at(decltype(which_form)::place), values = ValueForms::at(decltype(which_form)::place);
     Turned turned;
     turned.shared = own + warp * QT * LOTS * 32 + lane;
+    // values are multiplied beside the products of the next keys, or at once where those of several records would need too many registers
+    Values<values> found[RECORDS];
+    if (RECORDS == 1) found[0].clear();
     // four warps multiply together as long as the first of them has a tile
-    for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to; tile += SPAN * NW) {
-      int at[SPAN], pages_ahead[SPAN], tiles_ahead[SPAN];
+    for (int place = 0, phase = 0; tile - SPAN * (warp % 4) < to;) {
+      int at[TOGETHER], coming[TOGETHER], page[TOGETHER];
 #pragma unroll
-      for (int n = 0; n < SPAN; n++) {
-        at[n] = place; tiles_ahead[n] = ahead; pages_ahead[n] = page_of(ahead); ahead = behind(ahead);
+      for (int n = 0; n < TOGETHER; n++) {
+        at[n] = place; coming[n] = ahead; page[n] = page_of(ahead); ahead = behind(ahead);
         if (tile + n < to) arrived(mine + 8 * place, phase);
         if (++place == places) { place = 0; phase ^= 1; }
       }
-      turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
-      for (int n = 0; n < SPAN * c.blocks; n += RECORDS) {
+      if (in_pair(tile) == 0) turn_queries(turned, w, (const uint2*)(stage + turn_at(tile)), lane);
+      for (int n = 0; n < TOGETHER * c.blocks; n += RECORDS) {
         const u8* rec[RECORDS];
         Near near[RECORDS];
-        bool there[RECORDS];
+        bool valid[RECORDS];
 #pragma unroll
         for (int r = 0; r < RECORDS; r++) {
-          const int second = n + r >= c.blocks;
-          rec[r] = stage + 2 * LOTS * 32 + (second ? at[1] : at[0]) * bytes + (n + r - second * c.blocks) * c.size;
-          there[r] = tile + second < to;
-          near[r] = near_of(rec[r], second * 64, lane);
+          const int second = TOGETHER > 1 && n + r >= c.blocks;
+          rec[r] = stage + 2 * LOTS * 32 + (second ? at[TOGETHER - 1] : at[0]) * bytes + (n + r - second * c.blocks) * c.size;
+          valid[r] = tile + second < to;
+          near[r] = near_of(rec[r], (in_pair(tile) + second) * 64, lane);
         }
         u32 sum[RECORDS][4 * LOTS];
-        multiply<keys>(sum, rec, w, c, lane);
-        if (!there[0]) continue;
+        multiply<keys>(sum, rec, w, c, lane, [&](int share, int shares) { if (RECORDS == 1) found[0].take(sums, share, shares); });
+        if (!valid[0]) { found[0].weigh_nothing(); continue; }
         float sc[RECORDS][QT][2];
-        Values<values> found[RECORDS];
 #pragma unroll
         for (int r = 0; r < RECORDS; r++) {
           scores_of(sc[r], sum[r], w, near[r], rec[r], turned, lane);
 #pragma unroll
-          for (int qt = 0; qt < QT; qt++) if (!there[r]) { sc[r][qt][0] = HIDDEN; sc[r][qt][1] = HIDDEN; }
+          for (int qt = 0; qt < QT; qt++) if (!valid[r]) { sc[r][qt][0] = HIDDEN; sc[r][qt][1] = HIDDEN; }
         }
         move_reference<Form<values>::steps>(sc, sums);
 #pragma unroll
         for (int r = 0; r < RECORDS; r++) { found[r].read(c, rec[r], lane); weigh(found[r].weights, sc[r], sums, w, rec[r], lane); }
 #pragma unroll
-        for (int r = 0; r < RECORDS; r++) found[r].take(sums, 0, 1);
+        for (int r = 0; r < RECORDS; r++) if (RECORDS > 1) found[r].take(sums, 0, 1);
       }
       // all of these tiles has been read
       __syncwarp();
 #pragma unroll
-      for (int n = 0; n < SPAN; n++) if (lane == 0 && pages_ahead[n] >= 0) fetch(tiles_ahead[n], at[n], pages_ahead[n]);
+      for (int n = 0; n < TOGETHER; n++) if (lane == 0 && page[n] >= 0) fetch(coming[n], at[n], page[n]);
+      tile = TOGETHER > 1 ? tile + SPAN * NW : behind(tile);
     }
+    if (RECORDS == 1) found[0].take(sums, 0, 1);
   });
   merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
   finish(s, last, smem);
