@@ -148,11 +148,12 @@ class TileShape:
 
     def _walk_bytes(self, warps: int, places: int, near_turns: bool) -> int:
         """Shared bytes of a program that walks tiles."""
-        tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + tiles * 8 * lots * 32
+        lots = self.dim // 16
+        operands = lots if self.group <= 4 else -(-self.group // 8) * (2 * lots - self.fast)
+        walk = self.steps.matrix * self.dim * 32 + 256 * operands
         walk += 64 * _SPAN * -(-self.fast // 2) * 64 if near_turns else 0
         walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
-        walk += warps * tiles * lots * 256 if tiles > 1 else 0
+        walk += 256 * warps * operands if self.group > 4 else 0
         # words of digits that are not there are read too
         return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
 

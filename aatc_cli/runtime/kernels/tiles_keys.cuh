@@ -39,20 +39,24 @@ struct Walk {
 };
 // queries of a pair of tiles: in registers, or a lane's own in shared memory
 struct Turned {
-  uint2 registers[QT == 1 ? LOTS : 1];
+  uint2 registers[PAIRED ? LOTS : 1];
   uint2* shared;
-  __device__ __forceinline__ uint2 at(int qt, int j) const { return QT == 1 ? registers[QT == 1 ? j : 0] : shared[(qt * LOTS + j) * 32]; }
+  __device__ __forceinline__ uint2 at(int ot, int n) const { return PAIRED ? registers[PAIRED ? n : 0] : shared[(ot * OPERANDS + n) * 32]; }
 };
+// the lot of operand n, and the query of score n of a lane
+__device__ __forceinline__ int lot_of(int n) { return n < LOTS ? n : n - LOTS + FAST; }
+__device__ __forceinline__ int head_of(int n, int t) { return PAIRED ? t : 8 * (n / 2) + 2 * t + n % 2; }
 
 // a token scale of eight bits, as core/scales.py rounds it
 __device__ __forceinline__ float token_scale(u32 code) { return code ? half_lo(pack2(ex2(((float)code - 128.f) * 0.0625f), 0.f)) : 0.f; }
 
-// columns 2 i and 2 i + 1 are query 4 qt + i and, of pairs that turn little, its slope by the angle of 64 tokens
+// columns are queries and, of pairs that turn little, slopes by the angle of 64 tokens: with at most four queries in turn, else in operands of their own
 __device__ __forceinline__ void fill_queries(uint2* queries, const Shape& s, const void* q, const float* pair_scale, const float* slopes) {
-  for (int i = threadIdx.x; i < QT * LOTS * 32; i += THREADS) {
-    const int lane = i % 32, j = i / 32 % LOTS, head = i / (LOTS * 32) * 4 + lane / 8, pair = 8 * j + 2 * (lane % 4);
+  for (int i = threadIdx.x; i < QUERIES; i += THREADS) {
+    const int lane = i % 32, column = lane / 4, n = i / 32 % OPERANDS, j = lot_of(n), pair = 8 * j + 2 * (lane % 4);
+    const int head = PAIRED ? column / 2 : i / (OPERANDS * 32) * 8 + column;
     uint2 found = make_uint2(0u, 0u);
-    const bool slope = lane / 4 % 2;
+    const bool slope = PAIRED ? column % 2 : n >= LOTS;
     if (head < G && !(slope && j < FAST)) {
       const long long at = ((long long)(blockIdx.x * s.heads + blockIdx.y) * G + head) * D + pair;
       float s0 = s.scaling * pair_scale[pair], s1 = s.scaling * pair_scale[pair + 1];
@@ -66,14 +70,14 @@ __device__ __forceinline__ void fill_queries(uint2* queries, const Shape& s, con
 // turned back to the start of a pair of tiles, or to its middle where pairs turn little
 __device__ __forceinline__ void turn_queries(Turned& turned, const Walk& w, const uint2* turns, int lane) {
 #pragma unroll
-  for (int j = 0; j < LOTS; j++) {
-    const uint2 turn = turns[4 * j + lane % 4];
+  for (int n = 0; n < OPERANDS; n++) {
+    const uint2 turn = turns[4 * lot_of(n) + lane % 4];
 #pragma unroll
-    for (int qt = 0; qt < QT; qt++) {
-      const uint2 x = w.queries[(qt * LOTS + j) * 32 + lane];
+    for (int ot = 0; ot < OT; ot++) {
+      const uint2 x = w.queries[(ot * OPERANDS + n) * 32 + lane];
       const uint2 found = make_uint2(fma2(x.y, turn.y, mul2(x.x, turn.x)), fma2(neg2(x.x), turn.y, mul2(x.y, turn.x)));
-      if (QT == 1) turned.registers[QT == 1 ? j : 0] = found;
-      else turned.shared[(qt * LOTS + j) * 32] = found;
+      if (PAIRED) turned.registers[PAIRED ? n : 0] = found;
+      else turned.shared[(ot * OPERANDS + n) * 32] = found;
     }
   }
 }
@@ -150,7 +154,7 @@ __device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8
 // the turns of a place: two lots lie together, which of neighbouring places are in turn in either half of the banks
 __device__ __forceinline__ int turn_of(int place) { return place * TURN_ROW + (TURN_ROW % 8 ? 0 : 4 * (place % 2)); }
 __device__ __forceinline__ int lots_of(int turn, int j) { return TURN_ROW % 8 ? turn + 4 * (j / 2) : (j / 2 % 2 ? turn ^ 4 : turn) + 8 * (j / 4); }
-// scores of tokens g and g + 8 for head 4 qt + t
+// scores of tokens g and g + 8
 __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum)[4 * LOTS], const Walk& w, const Near& near, const u8* rec, const Turned& turned,
                                           int lane) {
   const int g = lane / 4, t = lane % 4, place0 = near.place0, place1 = near.place1;
@@ -160,11 +164,11 @@ __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum
 #if BIAS
   const u32 each0 = pack2(scale0, scale0), each1 = pack2(scale1, scale1);
 #endif
-  float sc[QT][2][4];  // of even and of odd lots: chains of half the length
+  float sc[OT][2][4], slope[OT][4];  // of even and of odd lots: chains of half the length
 #pragma unroll
-  for (int qt = 0; qt < QT; qt++)
+  for (int ot = 0; ot < OT; ot++)
 #pragma unroll
-    for (int e = 0; e < 4; e++) { sc[qt][0][e] = 0.f; sc[qt][1][e] = 0.f; }
+    for (int e = 0; e < 4; e++) { sc[ot][0][e] = 0.f; sc[ot][1][e] = 0.f; slope[ot][e] = 0.f; }
 #pragma unroll
   for (int j = 0; j < LOTS; j++) {
     u32 f[4] = {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
@@ -180,13 +184,21 @@ __device__ __forceinline__ void scores_of(float (&score)[QT][2], const u32 (&sum
       f[1] = fma2(neg2(f[3]), sin1, mul2(low1, cos1)); f[3] = fma2(f[3], cos1, mul2(low1, sin1));
     }
 #pragma unroll
-    for (int qt = 0; qt < QT; qt++) { const uint2 x = turned.at(qt, j); hmma(sc[qt][j % 2], f[0], f[1], f[2], f[3], x.x, x.y); }
+    for (int ot = 0; ot < OT; ot++) {
+      const uint2 x = turned.at(ot, j);
+      hmma(sc[ot][j % 2], f[0], f[1], f[2], f[3], x.x, x.y);
+      if (PAIRED || j < FAST) continue;
+      const uint2 y = turned.at(ot, LOTS + j - FAST);
+      hmma(slope[ot], f[0], f[1], f[2], f[3], y.x, y.y);
+    }
   }
   const float far0 = (float)near.place0 * 0.015625f - 1.f, far1 = (float)near.place1 * 0.015625f - 1.f;
 #pragma unroll
   for (int qt = 0; qt < QT; qt++) {
-    score[qt][0] = fmaf(far0, sc[qt][0][1] + sc[qt][1][1], sc[qt][0][0] + sc[qt][1][0]);
-    score[qt][1] = fmaf(far1, sc[qt][0][3] + sc[qt][1][3], sc[qt][0][2] + sc[qt][1][2]);
+    const float (&a)[4] = sc[qt / 2][0], (&b)[4] = sc[qt / 2][1];
+    const int e = qt % 2;
+    score[qt][0] = fmaf(far0, PAIRED ? a[1] + b[1] : slope[qt / 2][e], a[e] + b[e]);
+    score[qt][1] = fmaf(far1, PAIRED ? a[3] + b[3] : slope[qt / 2][2 + e], a[2 + e] + b[2 + e]);
 #if !BIAS
     score[qt][0] *= scale0; score[qt][1] *= scale1;
 #endif

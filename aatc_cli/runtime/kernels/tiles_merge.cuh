@@ -21,7 +21,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   float* masses = stats + NW * G * 3;         // [G]
 #pragma unroll
   for (int qt = 0; qt < QT; qt++) {
-    const int head = 4 * qt + t;
+    const int head = head_of(qt, t);
     if (head >= G) continue;
     if (g == 0) {
       float* to = stats + (warp * G + head) * 3;

@@ -12,9 +12,11 @@
 
 #define THREADS (NW * 32)
 #define LOTS (D / 16)         // lots of 8 rotary pairs: columns 8 j .. and D / 2 + 8 j ..
-#define QT ((G + 3) / 4)      // tiles of four query heads in scores: a column of the query and one of its slope
-#define OT ((G + 7) / 8)      // tiles of eight query heads in sums of values
-#define PAIRED (G <= 4)       // then two blocks of sixteen digits share sums, in even and in odd columns
+#define OT ((G + 7) / 8)      // tiles of eight query heads
+#define PAIRED (G <= 4)       // then queries and slopes share columns in turn, and in sums of values two blocks of sixteen digits
+#define QT (PAIRED ? 1 : 2 * OT)     // scores of a lane for a token
+#define OPERANDS (PAIRED ? LOTS : 2 * LOTS - FAST)  // of queries: a lot each and, of more than four, another for slopes
+#define QUERIES (OT * OPERANDS * 32)
 #define SETS (PAIRED ? 1 : 2 * OT)   // of sums a step of 32 digits
 #define SLOT_ROW (32 * VS + 8)  // sums of digits, so that neighbouring heads lie in other banks
 #define SPAN 2                // tiles that share a turned query
@@ -65,12 +67,12 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     return;
   }
   uint4* near_turns = (uint4*)(smem + KM * STEP_BYTES);  // [64 SPAN][TURN_ROW] where there is room for them
-  uint2* queries = (uint2*)(near_turns + TURNS);         // [QT][LOTS][32]
-  float* scales = (float*)(queries + QT * LOTS * 32);    // [256]
+  uint2* queries = (uint2*)(near_turns + TURNS);         // [OT][OPERANDS][32]
+  float* scales = (float*)(queries + QUERIES);           // [256]
   u32* bias = (u32*)(scales + 256);                      // [D / 2]
   unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
-  uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][QT][LOTS][32] where they are not in registers
-  u8* stages = (u8*)(own + (QT > 1 ? NW * QT * LOTS * 32 : 0));
+  uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][OT][OPERANDS][32] where they are not in registers
+  u8* stages = (u8*)(own + (PAIRED ? 0 : NW * QUERIES));
   const u32 tables_here = address(barriers + MOST * NW), mine = address(barriers + MOST * warp);
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
@@ -114,7 +116,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   by_place<0, KeyForms::count>(c.form, [&](auto which_form) {
     constexpr int keys = KeyForms::at(decltype(which_form)::place), values = ValueForms::at(decltype(which_form)::place);
     Turned turned;
-    turned.shared = own + warp * QT * LOTS * 32 + lane;
+    turned.shared = own + warp * QUERIES + lane;
     // values are multiplied beside the products of the next keys, or at once where those of several records would need too many registers
     Values<values> found[RECORDS];
     if (RECORDS == 1) found[0].clear();

@@ -3,7 +3,7 @@
 // A field of digits in the low byte of a half is, read as float16, itself times 2^-24: products take it as it lies under a mask. Rows of a product
 // are digits, whose sums are put together with what each counts at the end (tiles_merge.cuh).
 
-// of head 4 qt + t: the reference of the weights, their sum, and that with value scales; sums of digits by steps
+// of the queries of a lane: the reference of the weights, their sum, and that with value scales; sums of digits by steps
 #define WEIGHTS (PAIRED ? 2 : OT)   // operands of weights
 struct Sums { float o[VS > 0 ? VS : 1][SETS][4], reference[QT], weight[QT], mass[QT]; };
 
@@ -30,11 +30,9 @@ template <int steps> __device__ __forceinline__ void move_reference(const float 
     large |= most[qt] > s.reference[qt] + MOVE;
   }
   if (!__any_sync(~0u, large)) return;
-  float f[2 * OT];
+  float f[QT];
 #pragma unroll
-  for (int qt = 0; qt < 2 * OT; qt++) {
-    f[qt] = 1.f;
-    if (qt >= QT) continue;
+  for (int qt = 0; qt < QT; qt++) {
     float top = fmaxf(s.reference[qt], most[qt]);
 #pragma unroll
     for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
@@ -51,11 +49,9 @@ template <int steps> __device__ __forceinline__ void move_reference(const float 
 // scores become softmax weights times value scales, as operands
 __device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
   const float scale0 = w.scales[rec[32 + lane / 4]], scale1 = w.scales[rec[40 + lane / 4]];
-  float p0[2 * OT], p1[2 * OT];
+  float p0[QT], p1[QT];
 #pragma unroll
-  for (int qt = 0; qt < 2 * OT; qt++) {
-    p0[qt] = 0.f; p1[qt] = 0.f;
-    if (qt >= QT) continue;
+  for (int qt = 0; qt < QT; qt++) {
     const float e0 = ex2(sc[qt][0] - s.reference[qt]), e1 = ex2(sc[qt][1] - s.reference[qt]);
     p0[qt] = e0 * scale0; p1[qt] = e1 * scale1;
     s.weight[qt] += e0 + e1; s.mass[qt] += p0[qt] + p1[qt];
