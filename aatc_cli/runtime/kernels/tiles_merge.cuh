@@ -72,6 +72,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   }
 }
 
+#define AT_ONCE 16  // partial results that are on their way together
 // what the last program of a head reads and writes
 struct Last {
   const float *part, *stat;
@@ -132,13 +133,17 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   }
   for (int g = threadIdx.x / 32; g < G; g += NW) {
     const int lane = threadIdx.x % 32;
-    float most = FLOOR, sum = 0.f, far = 0.f;
-    for (int i = lane; i < parts; i += 32) most = fmaxf(most, __ldcg(x.stat + (row + i * G + g) * 2));
+    const auto of_part = [&](int i) { return i < parts ? __ldcg((const float2*)x.stat + row + i * G + g) : float2{FLOOR, 0.f}; };
+    // one read where there are no more parts than lanes
+    const float2 first = of_part(lane);
+    float most = first.x, sum = 0.f, far = 0.f;
+    for (int i = lane + 32; i < parts; i += 32) most = fmaxf(most, of_part(i).x);
 #pragma unroll
     for (int n = 16; n; n >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
     for (int i = lane; i < parts; i += 32) {
-      const float mass = __ldcg(x.stat + (row + i * G + g) * 2 + 1), f = mass > 0.f ? ex2(__ldcg(x.stat + (row + i * G + g) * 2) - most) : 0.f;
-      share[i * G + g] = f; sum += f * mass; far += i < s.exact ? 0.f : f * mass;
+      const float2 part = i == lane ? first : of_part(i);
+      const float f = part.y > 0.f ? ex2(part.x - most) : 0.f;
+      share[i * G + g] = f; sum += f * part.y; far += i < s.exact ? 0.f : f * part.y;
     }
 #pragma unroll
     for (int n = 16; n; n >>= 1) { sum += __shfl_xor_sync(~0u, sum, n); far += __shfl_xor_sync(~0u, far, n); }
@@ -148,9 +153,17 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int g = i / D;
     float far = 0.f, exact = 0.f;
-    for (int n = 0; n < s.exact; n++) if (share[n * G + g] > 0.f) exact += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
-#pragma unroll 8
-    for (int n = s.exact; n < parts; n++) if (share[n * G + g] > 0.f) far += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
+    // some parts at once, those that count for nothing too: what they hold may be anything
+    for (int from = 0; from < parts; from += AT_ONCE) {
+      float v[AT_ONCE];
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) v[n] = __ldcg(x.part + (row + min(from + n, parts - 1) * G) * D + i);
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        const float f = from + n < parts ? share[(from + n) * G + g] : 0.f, counts = f > 0.f ? f * v[n] : 0.f;
+        if (from + n < s.exact) exact += counts; else far += counts;
+      }
+    }
     latent[i] = far; near[i] = exact;
   }
   __syncthreads();

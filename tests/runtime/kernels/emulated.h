@@ -73,7 +73,7 @@ static bool __any_sync(u32, bool v) {
   return found;
 }
 static int atomicAdd(int* at, int v) { const int old = *at; *at += v; return old; }
-static float __ldcg(const float* at) { return *at; }
+template <class T> static T __ldcg(const T* at) { return *at; }
 
 static int lane_of() { return current % 32; }
 static int here(int a) { return a; }
