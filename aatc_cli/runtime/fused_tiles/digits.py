@@ -35,7 +35,7 @@ STEP = 32
 _WORDS: dict[Side, dict[int, int]] = {"k": {4: 8, 2: 8, 1: 16}, "v": {4: 2, 2: 4, 1: 8}}
 _TOKENS = (0, 8, 1, 9)
 # what a digit of keys counts in an operand, whose sign is set for positive ones, by bits
-_COUNTED = {4: -2, 2: -8, 1: -8}
+_COUNTED = {4: -2, 2: -8, 1: -24}
 # of the bits of a byte of two digits of four bits of keys: which of the two, and the bit of it
 _KEY_FOURS = ((1, 3), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3))
 

@@ -119,19 +119,24 @@ class TileShape:
         return 4, 2, False
 
     def chunk(self, processors: int) -> int:
-        """Tiles of a program: such that rounds of programs over the device are done soonest.
+        """Tiles of a program, whole spans: such that rounds of programs over the device are done soonest.
 
         A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
         """
-        heads, once = self.batch * self.kv_heads * self.classes, _SPAN * self.warps
+        heads = self.batch * self.kv_heads * self.classes
 
         def cost(chunk: int) -> int:
             return -(-heads * -(-self.max_tiles // chunk) // processors) * (chunk + _START)
 
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        most = max(least, min(self.max_tiles, _MOST_TILES))
-        choices = range(-(-least // once) * once or once, most + once, once)
+        most = max(least, min(self.max_tiles, _MOST_TILES), self._least_chunk)
+        choices = range(-(-max(least, self._least_chunk) // _SPAN) * _SPAN, most + _SPAN, _SPAN)
         return min(choices, key=lambda chunk: (cost(chunk), -chunk))
+
+    @property
+    def _least_chunk(self) -> int:
+        """Tiles with which half of the warps of a program have something to do."""
+        return _SPAN * self.warps // 2
 
     @property
     def exact(self) -> int:

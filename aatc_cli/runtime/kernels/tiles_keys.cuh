@@ -36,6 +36,7 @@ struct Walk {
   const uint4* turns;
   const float* scales;
   const u32* bias;
+  u32 flips[2];
 };
 // queries of a pair of tiles: in registers, or a lane's own in shared memory
 struct Turned {
@@ -82,18 +83,14 @@ __device__ __forceinline__ void turn_queries(Turned& turned, const Walk& w, cons
   }
 }
 
-// digits less their middle, times minus two or eight
-__device__ __forceinline__ void four_bits(u32 (&a)[4], u32 v, u32 w) {
-  a[0] = v & 0x8E8E8E8Eu ^ 0x0F0F0F0Fu; a[1] = v >> 3 & 0x0E0E0E0Eu ^ 0x0F0F0F0Fu | v << 7 & 0x80808080u;
-  a[2] = w & 0x8E8E8E8Eu ^ 0x0F0F0F0Fu; a[3] = w >> 3 & 0x0E0E0E0Eu ^ 0x0F0F0F0Fu | w << 7 & 0x80808080u;
+// digits less their middle, times minus two, eight and 24: words under a mask with what is turned over, which stays in registers
+__device__ __forceinline__ void four_bits(u32 (&a)[4], uint2 x, const u32 (&flips)[2]) {
+  a[0] = masked(x.x, 0x8E8E8E8Eu, flips[1]); a[1] = masked(x.x << 7, 0x80808080u, masked(x.x >> 3, 0x0E0E0E0Eu, flips[1]));
+  a[2] = masked(x.y, 0x8E8E8E8Eu, flips[1]); a[3] = masked(x.y << 7, 0x80808080u, masked(x.y >> 3, 0x0E0E0E0Eu, flips[1]));
 }
-__device__ __forceinline__ void two_bits(u32 (&a)[4], u32 w) {
+__device__ __forceinline__ void narrow_bits(u32 (&a)[4], u32 w, u32 mask, const u32 (&flips)[2]) {
 #pragma unroll
-  for (int i = 0; i < 4; i++) a[i] = w << i & 0x88888888u ^ 0x0C0C0C0Cu;
-}
-__device__ __forceinline__ void one_bit(u32 (&a)[4], u32 w) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) a[i] = w << i & 0x80808080u | 0x04040404u;
+  for (int i = 0; i < 4; i++) a[i] = masked(w << i, mask, flips[0]);
 }
 
 // places of tokens g and g + 8 in a pair of tiles
@@ -130,7 +127,8 @@ __device__ __forceinline__ void multiply(u32 (&sum)[RECORDS][4 * LOTS], const u8
       u32 (&a)[4] = operands[(i * RECORDS + r) % 2];
       if (i * RECORDS + r > 1) { pending<1>(); keep(a); }
       const uint2 x = words[r][own_words(i) ? i % 3 : (i + 2) % 3];
-      if (i < fours) four_bits(a, x.x, x.y); else if (i < narrow) two_bits(a, x.x); else one_bit(a, own_words(i) ? x.x : x.x << 4);
+      if (i < fours) four_bits(a, x, w.flips); else if (i < narrow) narrow_bits(a, x.x, 0x88888888u, w.flips);
+      else narrow_bits(a, own_words(i) ? x.x : x.x << 4, 0x80808080u, w.flips);
       arrive();
       const unsigned long long rows = MATRIX_FORM | (w.matrix + (i < fours ? i : fours + i) * STEP);
       if (i == 0) wgmma<0>(sum[r], a, rows); else wgmma<1>(sum[r], a, rows);

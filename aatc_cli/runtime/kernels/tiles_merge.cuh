@@ -11,6 +11,10 @@ __device__ __forceinline__ void empty_part(const Shape& s, int place, float* sta
 __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4* digit_slots, const float4* digit_weights, const float* offsets,
                                             u8* smem, float* part, float* stat, int place) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // what a thread's first channel is made of is on its way while warps come together
+  int4 at = digit_slots[threadIdx.x % D];
+  float4 of = digit_weights[threadIdx.x % D];
+  float offset = offsets[threadIdx.x % D];
 #pragma unroll
   for (int qt = 0; qt < QT; qt++)
 #pragma unroll
@@ -57,8 +61,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   __syncthreads();
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int head = i / D, channel = i % D;
-    const int4 at = digit_slots[channel];
-    const float4 of = digit_weights[channel];
+    if (THREADS % D && i >= THREADS) { at = digit_slots[channel]; of = digit_weights[channel]; offset = offsets[channel]; }
     float total = 0.f;
     const auto digit = [&](int slot, float counts) {
       if (counts == 0.f) return;
@@ -68,7 +71,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
       total += counts * sum;
     };
     if (VS > 0) { digit(at.x, of.x); digit(at.y, of.y); digit(at.z, of.z); digit(at.w, of.w); }
-    part[out * D + i] = total - offsets[channel] * masses[head];
+    part[out * D + i] = total - offset * masses[head];
   }
 }
 

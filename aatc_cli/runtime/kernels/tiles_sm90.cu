@@ -110,7 +110,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
   __syncthreads();
   arrived(tables_here, 0);
-  const Walk w = {(u32)descriptor_of(address(smem)), queries, TURNS ? near_turns : place_turns, scales, bias};
+  const Walk w = {(u32)descriptor_of(address(smem)), queries, TURNS ? near_turns : place_turns, scales, bias, {(u32)here(0x0C0C0C0C), (u32)here(0x0F0F0F0F)}};
   Sums sums;
   clear(sums);
   by_place<0, KeyForms::count>(c.form, [&](auto which_form) {
