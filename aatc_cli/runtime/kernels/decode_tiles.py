@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,28 @@ _START = 24
 _MOST_TILES = 512
 # tiles that share a turned query, and those of a warp that are under way
 _SPAN, _MOST_PLACES = 2, 4
+
+
+class _Launch(NamedTuple):
+    """Warps of a program; tiles of a warp that there is shared memory for; records that it goes through at once.
+
+    places: the next tile comes while one is read, if there are two. near_turns: whether turns of places are in shared
+    memory, for which wide heads of many bits have no room.
+    """
+
+    warps: int
+    places: int
+    records: int
+    near_turns: bool
+
+
+_LAUNCHES = (
+    *(_Launch(12, places, 2, True) for places in (4, 3, 2)),
+    *(_Launch(warps, 2, 1, True) for warps in (16, 12, 8, 4)),
+    *(_Launch(4, 1, 1, near) for near in (True, False)),
+)
+# registers of a warp's lane up to which it goes through two records: above, it would keep sums in memory
+_PAIR_REGISTERS = 180
 
 
 @dataclass(frozen=True)
@@ -79,12 +101,7 @@ class TileShape:
     @property
     def warps(self) -> int:
         """Warps of a program: four of them multiply together, all share its tables."""
-        return self._launch[0]
-
-    @property
-    def places(self) -> int:
-        """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
-        return self._launch[1]
+        return self._launch.warps
 
     @property
     def threads(self) -> int:
@@ -96,27 +113,18 @@ class TileShape:
         """Sums of values of a step that are kept apart: two blocks share them where queries leave columns free."""
         return 1 if self.group <= 4 else 2 * -(-self.group // 8)
 
-    @property
-    def near_turns(self) -> bool:
-        """Whether turns of places are in shared memory: wide heads of many bits have no room for them."""
-        return self._launch[2]
-
-    @property
-    def records(self) -> int:
-        """Records of a warp that are multiplied at once."""
-        return self.__dict__.get("RECORDS", 2 if self.dim <= 128 and self.warps <= 12 else 1)
-
     @cached_property
-    def _launch(self) -> tuple[int, int, bool]:
-        """Warps of a program, places, near turns: as many warps as there are registers and shared memory for."""
+    def _launch(self) -> _Launch:
+        """Twelve warps with two records each, or as many with one as there are registers and shared memory for."""
         lots = self.dim // 16
-        # sums of keys and of values, two operands, turned queries, and what else there is
-        registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
-        most = 16 if registers <= 144 else 12 if registers <= 190 else 8
-        for found in ((12, 4, True), (12, 3, True), (12, 2, True), (8, 4, True), (8, 2, True), (4, 4, True), (4, 2, True)):
-            if found[0] <= most and max(self._walk_bytes(*found), self._merge_bytes(found[0])) <= _SHARED_OF_PROGRAM:
+        # sums of values, operands, turned queries and what else there is; then the sums of keys of a record
+        registers = 4 * self.sets * self.steps.sums + 48 + (2 * lots if self.group <= 4 else 0)
+        most = 16 if registers + 4 * lots <= 144 else 12 if registers + 4 * lots <= 190 else 8
+        for found in _LAUNCHES:
+            held = registers + 8 * lots <= _PAIR_REGISTERS if found.records > 1 else found.warps <= most
+            if held and max(self._walk_bytes(found), self._merge_bytes(found.warps)) <= _SHARED_OF_PROGRAM:
                 return found
-        return 4, 2, False
+        return _LAUNCHES[-1]
 
     def chunk(self, processors: int) -> int:
         """Tiles of a program, whole spans: such that rounds of programs over the device are done soonest.
@@ -145,22 +153,22 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        walk, merge = self._walk_bytes(*self._launch), self._merge_bytes(self.warps)
+        walk, merge = self._walk_bytes(self._launch), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
 
-    def _walk_bytes(self, warps: int, places: int, near_turns: bool) -> int:
+    def _walk_bytes(self, launch: _Launch) -> int:
         """Shared bytes of a program that walks tiles."""
         lots = self.dim // 16
         operands = lots if self.group <= 4 else -(-self.group // 8) * (2 * lots - self.fast)
         walk = self.steps.matrix * self.dim * 32 + 256 * operands
-        walk += 64 * _SPAN * -(-self.fast // 2) * 64 if near_turns else 0
-        walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
-        walk += 256 * warps * operands if self.group > 4 else 0
+        walk += 64 * _SPAN * -(-self.fast // 2) * 64 if launch.near_turns else 0
+        walk += 1024 + self.dim * 2 + (_MOST_PLACES * launch.warps + 2) * 8
+        walk += 256 * launch.warps * operands if self.group > 4 else 0
         # words of digits that are not there are read too
-        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
+        return walk + launch.warps * (launch.places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""
@@ -172,9 +180,9 @@ class TileShape:
             ("D", self.dim),
             ("G", self.group),
             ("NW", self.warps),
-            ("PLACES", self.places),
-            ("RECORDS", self.records),
-            ("NEAR_TURNS", int(self.near_turns)),
+            ("PLACES", self._launch.places),
+            ("RECORDS", self._launch.records),
+            ("NEAR_TURNS", int(self._launch.near_turns)),
             ("FAST", self.fast),
             ("KEY_FORMS", _numbered(self.steps.keys)),
             ("VALUE_FORMS", _numbered(self.steps.values)),
