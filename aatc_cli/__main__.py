@@ -110,7 +110,8 @@ def _run(interrupts: list[int]) -> int:
     except parser_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "aatc"
-        _complain(getattr(error, "format_message", error.__str__)(), f"see {command} --help")
+        message = getattr(error, "format_message", error.__str__)()
+        _complain(message.replace("Value error, ", ""), f"see {command} --help")
         return 2
     except typer.Abort:
         return _INTERRUPTED

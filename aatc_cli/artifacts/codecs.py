@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from aatc_cli.artifacts.brought import brought
 from aatc_cli.core import SIDES, Side
 from aatc_cli.errors import AatcError
 from aatc_cli.methods.recipe import Recipe
@@ -45,15 +46,14 @@ def codecs_of(
     sites: of the first class; widths: of every class, by layer and side [C]. Raises `ArtifactError` on values no codec
     can have.
     """
-    # one transform serves all classes: only widths differ
-    first = recipe.choices.codecs(sites, device)
     kind = recipe.choices.classes
     if not kind.tiled:
-        return first
+        return recipe.choices.codecs(sites, device)
+    # one transform serves all classes: only widths differ
+    first = recipe.choices.codecs(sites, "cpu")
 
     def coded(layer: int, side: Side) -> Any:
-        bits = torch.tensor([of_class[layer][side] for of_class in widths]).to(device)
-        return kind.codec(recipe, first[layer][side], bits)
+        return kind.codec(recipe, first[layer][side], torch.tensor([of_class[layer][side] for of_class in widths]))
 
-    pairs = [{side: coded(layer, side) for side in SIDES} for layer in range(len(first))]
+    pairs = brought([{side: coded(layer, side) for side in SIDES} for layer in range(len(first))], device)
     return recipe.choices.prediction.layers(recipe, sites.tensors, sites.geometry, pairs)

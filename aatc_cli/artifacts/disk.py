@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -100,7 +101,17 @@ def replace_directory(source: Path, target: Path) -> None:
 
 def unwritable(path: Path, failure: Exception) -> AatcError:
     """The error for something that the disk did not take."""
-    return AatcError(f"{path} cannot be written: {failure}", "check the space left on the disk and its permissions")
+    reason = getattr(failure, "strerror", None) or failure
+    return AatcError(f"{path} cannot be written: {reason}", "check the space left on the disk and its permissions")
+
+
+def require_writable(folder: Path) -> None:
+    """Raise `AatcError` where ``folder`` cannot be written, or not be made: asked before hours of work go into it."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise unwritable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def flush(path: Path) -> None:

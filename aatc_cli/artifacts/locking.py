@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aatc_cli.artifacts.disk import LEFT_BEHIND
+from aatc_cli.artifacts.disk import LEFT_BEHIND, unwritable
 from aatc_cli.errors import AatcError
 
 LOCK = ".lock"
@@ -38,8 +38,11 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool) -> Iterator[None]:
             raise AatcError(
                 f"{folder} is being written by {owner}", "wait for it, or use another --run directory"
             ) from error
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        except OSError as failure:
+            raise unwritable(folder, failure) from failure
         yield
     finally:
         os.close(handle)

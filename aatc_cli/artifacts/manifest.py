@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from aatc_cli.artifacts.changes import changes_in_words
 from aatc_cli.artifacts.disk import read_record
 from aatc_cli.config import Geometry
 from aatc_cli.errors import ArtifactError
@@ -124,12 +125,12 @@ def _check_schema(path: Path, raw: object) -> None:
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """What differs between two manifests as JSON data, but for what a model was called."""
-    return _content(_differences("", found, json.loads(json.dumps(wanted))), "model.")
+    return _content(changes_in_words(found, wanted), "model.")
 
 
 def require_model(found: ModelIdentity, wanted: ModelIdentity, what: str) -> None:
     """Raise `ArtifactError` unless both identities are the same, naming the first field that differs."""
-    differences = _content(_differences("", wanted.model_dump(mode="json"), found.model_dump(mode="json")))
+    differences = _content(changes_in_words(wanted.model_dump(mode="json"), found.model_dump(mode="json")))
     if differences:
         raise ArtifactError(
             f"the model is not the one {what} was made for: {differences[0]}",
@@ -152,27 +153,3 @@ def _content(differences: Iterable[str], where: str = "") -> list[str]:
     """Without those in what a model was called: a copy in another folder is the same model."""
     labels = (f"{where}name was ", f"{where}revision was ")
     return [text for text in differences if not text.startswith(labels)]
-
-
-def _differences(where: str, old: object, new: object) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(set(old) | set(new)):
-            yield from _differences(f"{where}.{key}" if where else key, old.get(key), new.get(key))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (a, b) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(f"{where}[{index}]", a, b)
-    elif old != new and _older_hash(where, old, new):
-        yield f"{where} was of an earlier aatc, whose hash did not cover all of it"
-    elif old != new:
-        yield f"{where} was {_short(old)}, now {_short(new)}"
-
-
-def _older_hash(where: str, old: object, new: object) -> bool:
-    """Whether one is a hash that names its kind (``tensors:...``) and the other of before hashes did."""
-    hashes = where.rpartition(".")[2] in ("weights_fingerprint", "tokenizer_hash")
-    return hashes and (":" in str(old)) != (":" in str(new))
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -148,11 +148,10 @@ def add_stored(app: Commands) -> None:
 def _using(store: Path, plan: str, model: str | None, device: str, dtype: str) -> Using:
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
-    from aatc_cli.cli.choosing import find_source
+    from aatc_cli.cli.choosing import named_source
     from aatc_cli.stages.storing.using import Using
 
-    source, _ = find_source(model, None)
-    return Using(store, Plan.open(find_plan(plan)), source, device, dtype)
+    return Using(store, Plan.open(find_plan(plan)), named_source(model), device, dtype)
 
 
 def _words(file: Path) -> str:

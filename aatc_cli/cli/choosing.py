@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from aatc_cli.profiles import ModelProfile
 
 
+def named_source(model: str | None) -> ModelSource:
+    """The model of a command that knows no profiles; raises `UsageError` when none was named."""
+    from aatc_cli.errors import UsageError
+    from aatc_cli.models.source import find_model
+
+    if model is None:
+        raise UsageError("no model was named", "give --model (hub id, folder or .gguf), or set AATC_MODEL")
+    return find_model(model)
+
+
 def find_source(model: str | None, profile: str | None) -> tuple[ModelSource, ModelProfile | None]:
     """The model named by --model or, without it, by the profile; raises `UsageError` when neither names one."""
     from aatc_cli.errors import UsageError
@@ -92,12 +102,12 @@ def subjects_of(
 
 def _require_recipe(named: Recipe, planned: Recipe, what: str) -> None:
     """Raise `SettingsMismatchError` naming what differs between the recipe that was named and the plan's own."""
+    from aatc_cli.artifacts.changes import changes_in_words
     from aatc_cli.errors import SettingsMismatchError
-    from aatc_cli.evals.keeping import differences
 
     changed = [
         text
-        for text in differences("", planned.model_dump(mode="json"), named.model_dump(mode="json"))
+        for text in changes_in_words(planned.model_dump(mode="json"), named.model_dump(mode="json"))
         if not text.startswith("summary ")
     ]
     if changed:

@@ -19,6 +19,7 @@ def export(
     """Write a plan as one folder that travels: plan, transform, what was measured, and a card.
 
     Every --plan takes such a folder, or hub:owner/name@COMMIT as printed here.
+
     Example: aatc export run/plans/paper-2 shipped
     """
     from dataclasses import asdict

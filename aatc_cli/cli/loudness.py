@@ -52,4 +52,10 @@ def heard(function: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = hints | own
+    wrapper.__doc__ = _paragraphs(function)
     return wrapper
+
+
+def _paragraphs(function: Callable[..., Any]) -> str:
+    """Its docstring with a line a paragraph: the help is folded by the terminal, not by the source as well."""
+    return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))

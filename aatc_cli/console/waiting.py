@@ -42,6 +42,8 @@ def duration(seconds: float) -> str:
     """Seconds as people say them: ``42 s``, ``7 min``, ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{round(seconds / 60, 1):g} min"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

@@ -214,16 +214,16 @@ def _quantize_rows(
     unit = rows.index_select(1, order) / torch.where(spread > 0, spread, torch.ones_like(spread))
     unit = unit.clamp(torch.finfo(unit.dtype).min, torch.finfo(unit.dtype).max)
     # squares are of shares of the group's loudest channel: those of the latents themselves may overflow
-    loudest = torch.zeros(rows.shape[0], groups, dtype=unit.dtype, device=unit.device)
-    loudest = loudest.scatter_reduce_(1, owner.expand_as(unit), unit.abs(), "amax")
-    loudest = loudest.clamp_min(torch.finfo(unit.dtype).tiny)
+    size, whole = unit.abs(), torch.zeros_like(rows)
+    # not by scatter_reduce: on a GPU all channels of a row would wait for one another at one address
+    whole[:, order] = size
+    loudest = torch.unflatten(whole, 1, (groups, -1)).amax(-1).clamp_min(torch.finfo(unit.dtype).tiny)
     peak = loudest.index_select(1, owner)
     member = (owner[:, None] == torch.arange(groups, device=owner.device)).to(unit.dtype)
     rms = loudest * ((unit / peak).square() @ member / member.sum(0).clamp_min(1)).sqrt()
     price = (weight * sigma.square())[order]
     alphas = torch.stack([rounded_scale(rms * factor, scale_bits) for factor in CANDIDATES])
     wide = alphas.to(unit.dtype)
-    size = unit.abs()
     safe = torch.where(wide > 0, wide, torch.ones_like(wide)).index_select(-1, owner)
     nearest = tables.rounded(size / safe).mul_(wide.index_select(-1, owner))
     errors = nearest.sub_(size).div_(peak).square_() @ (member * price[:, None])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -99,7 +100,7 @@ class Part:
 class SidePacking:
     """How the codes of one side of one layer lie in a tile, and what they decode to.
 
-    classes[k] holds the parts of class k; ``nbytes`` is the size of the side in a tile.
+    classes[k] holds the parts of class k.
     """
 
     def __init__(self, codec: TileCodec, rule: TileRule) -> None:
@@ -107,18 +108,26 @@ class SidePacking:
         self.size = int(codec.codec.encode.shape[1])
         # one quantizer for all of a class's tokens: tables are made once
         self.quantizers = [codec.of_class(k) for k in range(rule.classes)]
-        self.classes: list[list[Part]] = []
+
+    @cached_property
+    def classes(self) -> list[list[Part]]:
+        """The parts of every class: made when a tile is packed or read so, for other forms of tiles have none."""
+        codec = self.codec
         by_group = torch.unflatten(codec.bits.cpu(), 1, (codec.codec.groups, self.size))
         coded = [[group for group, widths in enumerate(row) if bool(widths.any())] for row in by_group]
         wanted = [(by_group[k, group], bits) for k, row in enumerate(coded) for group in row for bits in (2, 1)]
-        digits, start = iter(_digits_of(wanted, codec.bits.device)), 0
-        for row, quota in zip(coded, rule.quotas, strict=True):
-            parts = []
+        digits, start, found = iter(_digits_of(wanted, codec.bits.device)), 0, list[list[Part]]()
+        for row, quota in zip(coded, self.rule.quotas, strict=True):
+            found.append([])
             for group in row:
-                parts.append(Part(group, start, (next(digits), next(digits)), quota, codec.codec.scale_bits))
-                start = parts[-1].stop
-            self.classes.append(parts)
-        self.nbytes = start
+                found[-1].append(Part(group, start, (next(digits), next(digits)), quota, codec.codec.scale_bits))
+                start = found[-1][-1].stop
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the side in a tile."""
+        return max((part.stop for parts in self.classes for part in parts), default=0)
 
     def pack(self, latents: Tensor, rows: Tensor) -> Tensor:
         """Bytes [..., nbytes] of the latents [..., t, C] of whole tiles.

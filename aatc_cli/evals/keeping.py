@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from aatc_cli.artifacts.changes import changes_in_words
+from aatc_cli.artifacts.disk import require_writable
 from aatc_cli.artifacts.evaluation import Measurement, read_measurement, write_evaluation
 from aatc_cli.console import say
 from aatc_cli.errors import SettingsMismatchError
@@ -21,9 +22,10 @@ def already(folder: Path, draft: M, *, force: bool) -> M | None:
     """
     path = folder / draft.file_name
     if force or not path.is_file():
+        require_writable(folder)
         return None
     found = read_measurement(path, type(draft))
-    changed = list(differences("", found.determined_by, draft.determined_by))
+    changed = changes_in_words(found.determined_by, draft.determined_by)
     if changed:
         shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
         raise SettingsMismatchError(
@@ -44,17 +46,3 @@ def kept(folder: Path, draft: M, what: str, *, force: bool, measured: Callable[[
     result = measured()
     say(f"eval: {what} -> {write_evaluation(folder, result)}")
     return result
-
-
-def differences(where: str, old: object, new: object) -> Iterator[str]:
-    """Each difference between two JSON documents: ``plan was "a", now "b"``."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(set(old) | set(new)):
-            yield from differences(f"{where}.{key}" if where else key, old.get(key), new.get(key))
-    elif json.loads(json.dumps(old)) != json.loads(json.dumps(new)):
-        yield f"{where} was {_short(old)}, now {_short(new)}"
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -49,9 +49,9 @@ class Opened:
                 )
         return self._model
 
-    def check_length(self, length: int, option: str = "--length") -> None:
-        """Raise `AatcError` for more tokens than the model has positions."""
-        check_length(length, self.config, option)
+    def check_length(self, length: int, option: str = "--length", beside: int = 0) -> None:
+        """Raise `AatcError` for more tokens than the model has positions; ``beside`` the option's own."""
+        check_length(length, self.config, option, beside)
 
     def origin(self, subject: Subject) -> dict[str, Any]:
         """The fields of a `Measurement` that say of which subject and model it is and where it ran."""

@@ -46,6 +46,13 @@ class LayerInputs:
         """Tokens the layer can look back, or None for all of them."""
         return self.site.sliding_window
 
+    def once(self, what: str, check: Callable[[], None]) -> None:
+        """Run a check, but of tokens that were seen before for the first of their readers alone."""
+        if what not in self.memo:
+            check()
+            if self.seen:
+                self.memo[what] = True
+
     def rotate(self, keys: Tensor) -> Tensor:
         """Keys [B, H, T, D] from before RoPE, rotated as the model does."""
         return apply_rope(keys, self.cos, self.sin, self.site.rope)

@@ -31,12 +31,16 @@ def context_limit(config: Any) -> int | None:
     return int(factor * limit) if kind == "linear" and not by_layer else limit
 
 
-def check_length(length: int, config: Any, option: str = "--length") -> None:
-    """Raise `AatcError` naming both numbers, and the ``option`` to change, when that is beyond `context_limit`."""
+def check_length(length: int, config: Any, option: str = "--length", beside: int = 0) -> None:
+    """Raise `AatcError` naming both numbers, and the ``option`` to change, when that is beyond `context_limit`.
+
+    beside: tokens of ``length`` that the option does not count.
+    """
     limit = context_limit(config)
     if limit is not None and length > limit:
         raise AatcError(
-            f"{length} tokens are more than the model's context of {limit}", f"use {option} {limit} or less"
+            f"{length} tokens are more than the model's context of {limit}",
+            f"use {option} {max(limit - beside, 1)} or less",
         )
 
 

@@ -39,7 +39,9 @@ def plan_spec(model: nn.Module, layers: list[AttentionLayer], plan: Plan, cache:
     device, window = str(next(model.parameters()).device), plan.recipe.window
     kind = cache if cache != "auto" else chosen(plan, device)
     if plan.recipe.choices.classes.tiled and not plan.recipe.pressed:
-        return tiles_spec(model, layers, plan.codecs(device), window, plan.layout, kind)
+        # of fused ones tables are made on the host first
+        codecs = plan.codecs("cpu" if kind == "fused" else device)
+        return tiles_spec(model, layers, codecs, window, plan.layout, kind)
     if kind == "simulated" or plan.recipe.pressed:
         return unpacked_spec(model, layers, plan, kind)
     return _stored_spec(model, layers, plan.codecs(device), window, kind, auto=cache == "auto")

@@ -33,8 +33,8 @@ FIRST_PART, LATER_PART = (
 )
 # tokens of a chunk, and those of the chunk before that tell where a later one begins
 _CHUNK, _LEAD = 2048, 8
-# prompts whose second reading is remembered
-_KNOWN = 64
+# prompts whose second reading is remembered, and tokens of prompts that are read together
+_KNOWN, _AT_ONCE = 64, 16384
 # queries whose weights are held at once
 _TILE = 256
 
@@ -61,19 +61,26 @@ class Reader:
     _known: dict[tuple[int, ...], list[Reading]] = field(default_factory=dict)
     _of: tuple[nn.Module, int] | None = None
 
-    def readings(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[Reading]:
-        """As `second_reading`."""
-        if self._of is None or self._of[0] is not model or self._of[1] != sinks or len(self._known) >= _KNOWN:
+    def readings(self, model: nn.Module, sites: list[AttentionSite], tokens: Tensor, sinks: int) -> list[list[Reading]]:
+        """`second_reading` of every one of the prompts ``tokens`` [B, P], by itself."""
+        names = [tuple(row) for row in tokens.tolist()]
+        if self._of is None or self._of[0] is not model or self._of[1] != sinks:
             self._known, self._of = {}, (model, sinks)
-        name = tuple(tokens.flatten().tolist())
-        if name not in self._known:
-            self._known[name] = second_reading(model, sites, tokens, self.encode, sinks)
-        return self._known[name]
+        fresh = [place for place, name in enumerate(names) if name not in self._known]
+        if fresh and len(self._known) + len(fresh) > _KNOWN:
+            self._known, fresh = {}, list(range(len(names)))
+        size = max(_AT_ONCE // tokens.shape[1], 1)
+        for start in range(0, len(fresh), size):
+            part = fresh[start : start + size]
+            found = second_reading(model, sites, tokens[part], self.encode, sinks)
+            for row, place in enumerate(part):
+                self._known[names[place]] = [reading.row(row) for reading in found]
+        return [self._known[name] for name in names]
 
 
 @torch.no_grad()
 def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encode: Encode, sinks: int) -> list[Reading]:
-    """What the tokens of the prompt ``tokens`` [1, P] receive in every compressed layer.
+    """What the tokens of prompts ``tokens`` [B, P] of one length receive in every compressed layer.
 
     encode: tokens of the instruction. Raises `AatcError` where prompt and second reading together are more than the
     model's context.
@@ -82,7 +89,7 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     found: list[list[Reading]] = [[] for _ in sites]
     for start in range(0, length, _CHUNK):
         chunk = slice(start, min(start + _CHUNK, length))
-        told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)])
+        told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)]).expand(len(tokens), -1)
         lead = tokens[:, max(start - _LEAD, 0) : start]
         text = torch.cat((tokens, told, lead, tokens[:, chunk]), 1)
         check_length(int(text.shape[1]), model.config, "a prompt of half the context:")

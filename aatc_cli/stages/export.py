@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aatc_cli.artifacts.disk import replace_directory, write_text
+from aatc_cli.artifacts.disk import replace_directory, unwritable, write_text
 from aatc_cli.artifacts.hub import PREFIX, repository_of, upload
 from aatc_cli.artifacts.manifest import MANIFEST, TENSORS
 from aatc_cli.artifacts.plan import Plan
@@ -45,11 +45,14 @@ def _exported(plan: Plan, target: str, *, force: bool) -> Exported:
     if not target.startswith(PREFIX):
         folder = Path(target)
         _check_target(folder, force=force)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
-            draft = Path(place) / "draft"
-            _write(draft, plan, transform)
-            replace_directory(draft, folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+                draft = Path(place) / "draft"
+                _write(draft, plan, transform)
+                replace_directory(draft, folder)
+        except OSError as failure:
+            raise unwritable(folder, failure) from failure
         return Exported(str(folder), plan.digest, _bytes(folder))
     repository, revision = repository_of(target)
     if revision is not None:

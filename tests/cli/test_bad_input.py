@@ -539,6 +539,41 @@ def test_the_disk_is_full(refuses: Any, run_folder: Path, monkeypatch: pytest.Mo
     assert "space left on the disk" in outcome.err.splitlines()[-1]
 
 
+def test_a_full_disk_is_that_of_the_target(refuses: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        # as the system says it: by the name of what is copied
+        raise OSError(28, "No space left on device", str(source))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    target = run_folder / "shipped"
+    says = (f"{target} cannot be written: No space left on device",)
+    refuses("export", run_folder / "plans" / "paper-3", target, says=says, folder=run_folder)
+
+
+def test_a_run_for_reading_is_refused_before_it_is_measured(
+    refuses: Any, run_folder: Path, tiny_llama: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != run_folder and access(place, mode))
+    where = ("eval", "--run", run_folder, "--model", tiny_llama, "--text", corpus, "--length", 256)
+    outcome = refuses(*where, says=(f"{run_folder / 'evals'} cannot be written: Permission denied",), folder=run_folder)
+    assert "eval kl: " not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"), [("accumulate", "use --tokens 255 or less"), ("ruler --context 5000", "use --context 512")]
+)
+def test_the_hint_for_a_long_text_is_one_that_helps(
+    refuses: Any, run_folder: Path, tiny_llama: Path, corpus: Path, task: str, hint: str
+) -> None:
+    outcome = refuses(
+        *("eval", *task.split(), "--run", run_folder, "--model", tiny_llama, "--text", corpus),
+        says=("are more than the model's context of 512",),
+        folder=run_folder,
+    )
+    assert hint in outcome.err
+
+
 def test_long_and_odd_arguments(refuses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     refuses("inspect", "x" * 5000, says=("File name too long",), folder=tmp_path)

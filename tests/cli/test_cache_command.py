@@ -72,6 +72,38 @@ def test_put_get_list_check_gc(aatc, asked, tmp_path, corpus):
     assert aatc("cache", "put", *asked, "--json").json["there"] is False
 
 
+def test_a_limit_below_one_prefix_removes_nothing(aatc, asked, tmp_path, corpus):
+    """A store cannot be kept within less than the prefix takes: it says so, and what was there stays."""
+    store = ["--store", str(tmp_path / "store")]
+    aatc("cache", "put", *asked)
+    (tmp_path / "prompt.txt").write_text(corpus.read_text()[:430])
+    outcome = aatc("cache", "put", *asked, "--limit", "1KB")
+    assert outcome.code == 1
+    assert "--limit leaves 1,000 to the whole store" in outcome.err
+    found = aatc("cache", "list", *store, "--json").json
+    assert [prefix["tokens"] for prefix in found["prefixes"]] == [400, 430]
+
+
+def test_a_store_for_reading_is_checked(aatc, asked, tmp_path, monkeypatch):
+    from aatc_cli.artifacts.store import Store
+
+    aatc("cache", "put", *asked)
+
+    def read_only(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Store, "writing", read_only)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert aatc("cache", "check", "--store", str(tmp_path / "store")).out.startswith("0 damaged")
+
+
+def test_no_model_for_a_prefix(aatc, asked):
+    where = asked.index("--model")
+    outcome = aatc("cache", "put", *asked[:where], *asked[where + 2 :])
+    assert outcome.code == 2
+    assert "--profile" not in outcome.err
+
+
 def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, tiny_llama, tmp_path, corpus):
     """A plan that predicts is kept in chunks. The same text through the codec by hand: the same tokens follow."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache

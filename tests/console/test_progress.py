@@ -75,7 +75,8 @@ def test_loudness(capsys: Any, soon: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5399, "90 min"), (5400, "1.5 h")]
+    ("seconds", "said"),
+    [(0.4, "0 s"), (89, "89 s"), (91, "1.5 min"), (120, "2 min"), (600, "10 min"), (5399, "90 min"), (5400, "1.5 h")],
 )
 def test_duration(seconds: float, said: str) -> None:
     assert duration(seconds) == said

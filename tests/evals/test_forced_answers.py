@@ -12,7 +12,7 @@ import torch
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.config import make_budget
-from aatc_cli.evals.answers.forced import Forcer, forced_answer
+from aatc_cli.evals.answers.forced import Forcer, forced_answers
 from aatc_cli.evals.answers.generation import Batch, generate
 from aatc_cli.evals.caches import session_of
 from aatc_cli.evals.opened import Opened, open_subjects
@@ -111,7 +111,11 @@ def test_batches_and_neighbours_change_no_answer(opened: Opened) -> None:
 def test_what_is_counted_of_an_answer() -> None:
     """By hand: of four tokens the first is a separator, two belong to the first string, one to the second."""
     logits = torch.log(torch.tensor([[0.1, 0.9], [0.25, 0.75], [0.4, 0.6], [0.8, 0.2]], dtype=torch.float64))
-    found = forced_answer(logits, Reference([0, 1, 1, 1], ((1, 3), (3, 4))))
+    # another answer before it, which is shorter
+    references = [Reference([1, 1], ((0, 2),)), Reference([0, 1, 1, 1], ((1, 3), (3, 4)))]
+    short, found = forced_answers(torch.stack((logits, logits)), references)
+    assert (short.score, short.right) == (1.0, 1.0)
+    assert short.logprob == pytest.approx(float(torch.log(torch.tensor(0.9 * 0.75, dtype=torch.float64))))
     assert found.score == 0.5
     assert found.logprob == pytest.approx(float(torch.log(torch.tensor(0.75 * 0.6 * 0.2, dtype=torch.float64))))
 

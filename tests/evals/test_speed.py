@@ -131,3 +131,22 @@ def test_expected_logits_of_tiles_are_those_of_their_cache(tiny_llama, kind):
         model(tokens[:, :300], **{session.keyword: cache})
         got = model(tokens[:, 300:], **{session.keyword: cache}).logits[:, -1]
     assert (got - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
+def test_an_uncompressed_step_is_timed_by_the_faster_kernel(monkeypatch, tiny_llama):
+    """In place over one token more than the prompt, in 16 bits; no row in 32."""
+    asked, seconds = [], iter(([3.0, 4.0, 5.0], [2.0, 4.5, 3.0]))
+
+    def timing(model, state, batch, repeats):
+        asked.append((state.backend.name, batch, repeats, list(state.keys[0].shape), state.columns))
+        return SimpleNamespace(seconds=next(seconds))
+
+    monkeypatch.setattr(parts, "decode_timing", timing)
+    model, ids = load_model(find_model(str(tiny_llama)), dtype="float32"), torch.zeros(2, 9, dtype=torch.int64)
+    bench = SimpleNamespace(model=model, batch=2, context=8, repeats=3, ids=ids)
+    assert parts.own_captured_seconds(bench) == []
+    model.to(torch.bfloat16)
+    assert parts.own_captured_seconds(bench) == [[2.0, 4.5, 3.0]]
+    config = model.config
+    shape = [2, config.num_key_value_heads, 9, config.head_dim]
+    assert asked == [("FLASH_ATTENTION", 2, 3, shape, 8), ("CUDNN_ATTENTION", 2, 3, shape, 8)]

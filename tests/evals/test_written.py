@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def check_together(sessions: list[Session], corpus: Path) -> None:
     for made in written(sessions, prompts, STEPS, draw, encode, 50):
         assert [place for place, _ in made] == list(range(len(sessions)))
         for place, stretch in made:
-            found[place].append(stretch)
+            found[place].append(replace(stretch, logits=stretch.logits.clone()))
     for place, session in enumerate(sessions):
         alone = list(decoded(session, prompts, STEPS, draw, encode, 50))
         for mine, one in zip(found[place], alone, strict=True):

@@ -13,7 +13,7 @@ from aatc_cli.methods.registry import press_of
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
 from aatc_cli.runtime import second_pass
-from aatc_cli.runtime.second_pass import FIRST_PART, LATER_PART, choices_over_layers, second_reading
+from aatc_cli.runtime.second_pass import FIRST_PART, LATER_PART, Reader, choices_over_layers, second_reading
 
 LENGTH, SINKS = 90, 3
 # the library's eager path takes its softmax in float32, whatever the dtype
@@ -75,3 +75,18 @@ def test_kvzip_keeps_what_the_second_reading_looks_at_most(tiny_llama):
     expected = {place[1:] for place in best}
     kept = {(k, *place) for k, mask in enumerate(found) for place in (mask[0] >= 0).nonzero().tolist()}
     assert kept == expected
+
+
+def test_prompts_read_together_are_read_as_alone(tiny_llama, monkeypatch):
+    """A reader of several prompts, some of which it knows, gives every one what a reading of it alone gives."""
+    monkeypatch.setattr(second_pass, "_AT_ONCE", 2 * LENGTH)
+    model = load_model(find_model(str(tiny_llama))).double()
+    sites = attention_sites(model)
+    tokens = torch.randint(0, 256, (5, LENGTH), generator=torch.Generator().manual_seed(7))
+    reader = Reader(encode)
+    assert reader.readings(model, sites, tokens[1:2], SINKS) == reader.readings(model, sites, tokens[1:2], SINKS)
+    for row, found in zip(tokens, reader.readings(model, sites, tokens, SINKS), strict=True):
+        for mine, alone in zip(found, second_reading(model, sites, row[None], encode, SINKS), strict=True):
+            torch.testing.assert_close(mine.largest, alone.largest, **NEAR)
+            torch.testing.assert_close(mine.again, alone.again, **NEAR)
+            torch.testing.assert_close(mine.before, alone.before, **NEAR)

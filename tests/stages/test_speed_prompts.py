@@ -67,6 +67,15 @@ def test_prompts_have_rows_of_packing_and_prefill(monkeypatch: pytest.MonkeyPatc
     assert "GB / s" in speed_table([result]).columns
 
 
+@pytest.mark.usefixtures("machine")
+def test_packing_alone_has_no_model() -> None:
+    result = measure_geometry(PROFILE, 2.0, [(320, 1), (640, 2)], 1, CUDA, Form(tiles=True, packing=True))
+    assert [(row.part, row.backend, row.context, row.batch) for row in result.rows] == [
+        ("packing", backend, *size) for size in ((320, 1), (640, 2)) for backend in ("torch", "fused-tiles")
+    ]
+    assert [check.error for check in result.checks] == [0.0, 0.0]
+
+
 def packed_twice() -> tuple[RecordTiles, dict[Any, torch.Tensor], torch.Tensor]:
     codecs = synthetic_codecs(GEOMETRY, 2.0, CPU)
     held = RecordTiles(codecs, RULE, 2)

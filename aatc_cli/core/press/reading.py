@@ -20,6 +20,10 @@ class Reading:
     again: Tensor
     before: Tensor
 
+    def row(self, place: int) -> Reading:
+        """Of one of several prompts alone."""
+        return Reading(*(part[place : place + 1] for part in (self.largest, self.again, self.before)))
+
     @classmethod
     def joined(cls, parts: list[Reading]) -> Reading:
         """Of a prompt from those of its chunks."""

@@ -15,6 +15,9 @@ from aatc_cli.evals.forced.scores import quantiles
 from aatc_cli.evals.forced.teacher_forced import check_finite
 from aatc_cli.models.attention import logits_at
 
+# positions whose logits are compared at once, in float64
+_AT_ONCE = 256
+
 
 @dataclass
 class Compared:
@@ -36,16 +39,18 @@ class Compared:
         positions = torch.arange(length - 1 - count, length - 1, device=tokens.device)
         reference = logits_at(model, tokens, positions)
         for row in range(tokens.shape[0]):
-            p, q, right = reference[row], logits[row], tokens[row, length - count :]
-            check_finite(q, name, first + row)
-            kept = (
-                (self.kl, kl_divergence(p, q)),
-                (self.nll, negative_log_likelihood(q, right)),
-                (self.uncompressed, negative_log_likelihood(p, right)),
-                (self.agree, p.argmax(-1) == q.argmax(-1)),
-            )
-            for store, values in kept:
-                store.setdefault(first + row, []).append(values.to(torch.float64).cpu())
+            check_finite(logits[row], name, first + row)
+            for begin in range(0, count, _AT_ONCE):
+                part = slice(begin, begin + _AT_ONCE)
+                p, q, right = reference[row, part], logits[row, part], tokens[row, length - count :][part]
+                kept = (
+                    (self.kl, kl_divergence(p, q)),
+                    (self.nll, negative_log_likelihood(q, right)),
+                    (self.uncompressed, negative_log_likelihood(p, right)),
+                    (self.agree, p.argmax(-1) == q.argmax(-1)),
+                )
+                for store, values in kept:
+                    store.setdefault(first + row, []).append(values.to(torch.float64).cpu())
 
     def row(self, way: Way) -> AccumulateRow:
         """Means and quantiles of all of it."""

@@ -22,7 +22,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
 
     Raises `AatcError` for more tokens than the model has positions, or for so few that a plan keeps them exact.
     """
-    opened.check_length(settings.length, "--tokens")
+    opened.check_length(settings.length, "--tokens", settings.prompt + 1)
     for subject in opened.subjects:
         check_packed(subject, settings.length, "--tokens")
     return [result for text in dict.fromkeys(settings.text) for result in _on_text(opened, settings, text)]

@@ -67,7 +67,9 @@ class Walk:
 
         Several of them write together, which costs hardly more than one.
         """
+        begin = time.perf_counter()
         own = self._own(subjects) if "own" in self.settings.way else {}
+        together = (time.perf_counter() - begin) / len(subjects)
         for subject in subjects:
             began, rows = time.perf_counter(), []
             for way in self.settings.way:

@@ -18,6 +18,8 @@ from aatc_cli.runtime.session import Session
 
 # tokens that a cache reads otherwise than they were written by rounding, and their share of many
 _TIES, _SHARE = 2, 0.01
+# bytes of the logits of all caches that are held
+_ROOM = 6 << 30
 
 
 @torch.no_grad()
@@ -26,29 +28,27 @@ def written(
 ) -> Iterator[list[tuple[int, Stretch]]]:
     """What the caches of ``sessions`` write behind ``prompts`` [B, P] in ``steps`` steps, in stretches of ``size``.
 
-    Yields for every session by its place a stretch, whose tokens end with one that is not fed yet. Those that can be
-    stepped in place go together, the others one by one after them, token by token. encode: the tokenizer, for presses
-    that read a prompt twice. Raises `AatcError` where a cache of tiles would have written other tokens.
+    Yields for every session by its place a stretch, whose tokens end with one that is not fed yet, and whose logits are
+    written over afterwards; stretches are shorter where the logits of all would take too much room. Sessions that can
+    be stepped in place go together, the others one by one after them, token by token. encode: the tokenizer, for
+    presses that read a prompt twice. Raises `AatcError` where a cache of tiles would have written other tokens.
     """
     mask = torch.ones_like(prompts)
     everyone = [*sessions, plain(sessions[0].model)]
     found = shared_prefill(everyone, prompts, mask, mask.cumsum(-1) - 1, encode)
     logits, own = found[-1]
-    places = [
-        place
-        for place, (session, (_, cache)) in enumerate(zip(sessions, found, strict=False))
-        if can_step(session, cache)
-    ]
+    places = [place for place, session in enumerate(sessions) if can_step(session, found[place][1])]
     if places:
         batch, cached = prompts.shape
         lanes = [
             Lane(sessions[place], found[place][1], slice(row * batch, (row + 1) * batch), cached)
             for row, place in enumerate(places)
         ]
-        desk = _Desk.of(InPlaceSteps(lanes, own, cached, cached + steps), prompts, logits, draw)
+        size = min(size, max(_ROOM // (logits.nbytes * len(lanes)), 1))
+        desk = _Desk.of(InPlaceSteps(lanes, own, cached, cached + steps), prompts, logits, draw, size)
         for step in range(steps):
             desk.step(step)
-            if (step + 1) % size == 0 or step + 1 == steps:
+            if desk.held == size or step + 1 == steps:
                 yield list(zip(places, desk.stretches(), strict=True))
     for place, session in enumerate(sessions):
         if place not in places:
@@ -58,22 +58,24 @@ def written(
 
 @dataclass
 class _Desk:
-    """All lanes with the tokens [S B, T] that they have written, and the logits of those not handed on yet."""
+    """All lanes with the tokens [S B, T] that they have written, and the logits [n, S B, V] of ``held`` of them."""
 
     steps: InPlaceSteps
     tokens: Tensor
     draw: Draw
-    kept: list[Tensor]
+    kept: Tensor
+    held: int = 0
     seen: int = 0
     other: int = 0
 
     @classmethod
-    def of(cls, steps: InPlaceSteps, prompts: Tensor, logits: Tensor, draw: Draw) -> _Desk:
-        """Before the first step; logits [B, V] behind the prompts."""
+    def of(cls, steps: InPlaceSteps, prompts: Tensor, logits: Tensor, draw: Draw, size: int) -> _Desk:
+        """Before the first step; logits [B, V] behind the prompts; size: how many logits are held."""
         copies = len(steps.lanes)
         wide = replace(draw, numbers=draw.numbers.to(prompts.device).repeat(copies, 1))
         first = wide(0, logits.repeat(copies, 1))
-        return cls(steps, torch.cat((prompts.repeat(copies, 1), first[:, None]), 1), wide, [])
+        kept = logits.new_empty(size, copies * logits.shape[0], logits.shape[1])
+        return cls(steps, torch.cat((prompts.repeat(copies, 1), first[:, None]), 1), wide, kept)
 
     def step(self, step: int) -> None:
         """Feed the latest token of every lane and draw the next."""
@@ -84,13 +86,13 @@ class _Desk:
                 else:
                     self.steps.tell(lane)
         logits = self.steps.step(self.tokens[:, -1])
-        self.kept.append(logits.clone())
+        self.kept[self.held] = logits
+        self.held += 1
         self.tokens = torch.cat((self.tokens, self.draw(step + 1, logits)[:, None]), 1)
 
     def stretches(self) -> list[Stretch]:
         """What every lane has written since the last time."""
-        logits = torch.stack(self.kept, 1)
-        self.kept.clear()
+        logits, self.held = self.kept[: self.held].transpose(0, 1), 0
         return [Stretch(self.tokens[lane.rows], logits[lane.rows]) for lane in self.steps.lanes]
 
     def _read(self, lane: Lane, step: int) -> None:

@@ -92,11 +92,11 @@ class Forcer:
                 began = time.perf_counter()
                 for place, (places, tokens, behind) in enumerate(batches):
                     logits = shelf.seen(place, tokens).logits(self.model, self.sites, self._method(subject), behind)
-                    for row, sample in enumerate(places):
-                        reference = job.references[sample]
-                        mine = logits[row, : len(reference.tokens)]
-                        check_finite(mine, subject.name, sample)
-                        found[sample] = forced_answer(mine, reference)
+                    if not bool(torch.isfinite(logits).all()):
+                        for row, sample in enumerate(places):
+                            check_finite(logits[row], subject.name, sample)
+                    answers = forced_answers(logits, [job.references[sample] for sample in places])
+                    found.update(zip(places, answers, strict=True))
                     ticker.advance(len(places), text=f"eval {job.what}: {subject.name}")
                 yield subject, [found[place] for place in range(len(job.samples))], time.perf_counter() - began
 
@@ -116,11 +116,29 @@ class Forcer:
         return self._methods[subject.name]
 
 
-def forced_answer(logits: Tensor, reference: Reference) -> Forced:
-    """The answer whose tokens were given, from the logits [n, V] before each of them."""
-    tokens = torch.tensor(reference.tokens, device=logits.device)
-    right = (logits.argmax(-1) == tokens).tolist()
-    each = torch.log_softmax(logits.to(torch.float64), -1).gather(1, tokens[:, None])[:, 0].tolist()
+def forced_answers(logits: Tensor, references: Sequence[Reference]) -> list[Forced]:
+    """The answers whose tokens were given, from the logits [B, n, V] before each of them.
+
+    Answers may be shorter than n: what stands behind them is not looked at. Asked of the device all at once, since a
+    GPU is waited for with every question.
+    """
+    rights, chances = [], []
+    for row, reference in zip(logits, references, strict=True):
+        tokens = torch.tensor(reference.tokens, device=logits.device)
+        mine = row[: len(tokens)]
+        rights.append(mine.argmax(-1) == tokens)
+        chances.append(torch.log_softmax(mine.to(torch.float64), -1).gather(1, tokens[:, None])[:, 0])
+    right, each = torch.cat(rights).tolist(), torch.cat(chances).tolist()
+    found, start = [], 0
+    for reference in references:
+        end = start + len(reference.tokens)
+        found.append(_forced(right[start:end], each[start:end], reference))
+        start = end
+    return found
+
+
+def _forced(right: list[bool], each: list[float], reference: Reference) -> Forced:
+    """An answer of which it is known whether its tokens were most likely, and their log-probabilities."""
     strings = tuple((all(right[begin:end]), sum(each[begin:end])) for begin, end in reference.spans)
     counted = [right[place] for begin, end in reference.spans for place in range(begin, end)]
     return Forced(strings, sum(counted) / len(counted))

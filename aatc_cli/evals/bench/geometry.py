@@ -29,8 +29,8 @@ class Form:
     """What is timed: the fused cache, or with ``groups`` the packed one with as many head groups on each side.
 
     tiles: the fused cache of tiles with classes; whole: whole decode steps of a model too; library: FlashAttention-3
-    that is timed beside the others; ragged, prompts: tiles of sequences of different lengths, or what a prompt takes,
-    instead of decode attention.
+    that is timed beside the others; ragged, packing, prompts: tiles of sequences of different lengths, packing of
+    equal ones, or all that a prompt takes, instead of decode attention.
     """
 
     whole: bool = False
@@ -38,7 +38,13 @@ class Form:
     tiles: bool = False
     library: Path | None = None
     ragged: bool = False
+    packing: bool = False
     prompts: bool = False
+
+    @property
+    def attention(self) -> bool:
+        """Whether decode attention of equal sequences is timed."""
+        return not (self.ragged or self.packing or self.prompts)
 
 
 def measure_geometry(
@@ -52,12 +58,11 @@ def measure_geometry(
     groups, whole = form.groups, form.whole
     _check_device(options.device, form)
     device, geometry, began = torch.device(options.device), profile.geometry, time.perf_counter()
-    alike = form.ragged or form.prompts
-    found, rates = Findings(), device_rates(device) if groups is None and not alike else None
+    found, rates = Findings(), device_rates(device) if groups is None and form.attention else None
     with progress("eval speed", len(sizes) + whole) as ticker:
-        if form.prompts:
-            compare_prompts(found, profile, bits, sizes, repeats, device)
-        for size in sizes if not form.prompts else []:
+        if form.prompts or form.packing:
+            compare_prompts(found, profile, bits, sizes, repeats, device, prefill=form.prompts)
+        for size in sizes if form.attention or form.ragged else []:
             if form.ragged:
                 compare_ragged(found, geometry, bits, size, repeats, device, form.library)
                 ticker.advance()

@@ -18,7 +18,7 @@ from aatc_cli.evals.bench.rows import Size, speed_rows
 from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
 from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.evals.speed.result import SpeedCheck
-from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
+from aatc_cli.runtime.fused_tiles.layers import fused_layers
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.tiles.layer import TileLayer
 
@@ -49,11 +49,8 @@ def packing_timings(
 
     Bytes are those of the bfloat16 keys and values that are packed.
     """
-    codecs, tokens = synthetic_codecs(geometry, bits, device), max(tokens // TILE, 1) * TILE
-    held = RecordTiles(codecs, RULE, geometry.kv_heads)
-    layers = [
-        made(0, codecs, {"k": None, "v": None}, RULE, geometry.kv_heads, held) for made in (TileLayer, FusedTileLayer)
-    ]
+    layers, held = packing_layers(geometry, bits, device)
+    codecs, tokens = layers[0].codecs, max(tokens // TILE, 1) * TILE
     generator = torch.Generator(device).manual_seed(1)
     rows = {side: like_coded(codecs[side], tokens, geometry.kv_heads, generator) for side in SIDES}
     received = torch.rand(1, RULE.orders(geometry.kv_heads), tokens, device=device, generator=generator)
@@ -69,6 +66,15 @@ def packing_timings(
         seconds = [_seconds(call) for _ in range(repeats + 1)][1:]
         found.append(Timing(name, seconds, sum(part.nbytes for part in rows.values())))
     return found, apart
+
+
+def packing_layers(geometry: Geometry, bits: float, device: torch.device) -> tuple[list[TileLayer], RecordTiles]:
+    """One layer of a synthetic plan twice: packed by torch, and by the kernel."""
+    codecs = synthetic_codecs(geometry, bits, torch.device("cpu"))
+    [fused] = fused_layers([0], [codecs], [{"k": None, "v": None}], None, torch.empty(0, device=device))
+    made = fused.layer
+    assert isinstance(made.held, RecordTiles)
+    return [TileLayer(0, made.codecs, made.biases, RULE, geometry.kv_heads, made.held), made], made.held
 
 
 def like_coded(codec: TileCodec, tokens: int, heads: int, generator: torch.Generator) -> Tensor:

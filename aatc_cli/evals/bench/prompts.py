@@ -26,14 +26,23 @@ BACKEND = "fused-tiles"
 
 
 def compare_prompts(
-    found: Findings, profile: ModelProfile, bits: float, sizes: list[Size], repeats: int, device: torch.device
+    found: Findings,
+    profile: ModelProfile,
+    bits: float,
+    sizes: list[Size],
+    repeats: int,
+    device: torch.device,
+    *,
+    prefill: bool,
 ) -> None:
-    """Rows of packing, and of prefill with random weights, at every (context, batch).
+    """Rows of packing, and where ``prefill`` is asked for of that with random weights, at every (context, batch).
 
     Raises `AatcError` where the kernel packs other codes than torch does, beyond what roundings decide.
     """
     for size in sizes:
         compare_packing(found, profile.geometry, bits, size, repeats, device)
+    if not prefill:
+        return
     model = random_llama(profile.geometry, profile.context, THETA, device, torch.bfloat16)
     spec = tile_spec(model, profile.geometry, FUSED_WINDOW, bits)
     sessions = plain(model, REFERENCE), Session.of("tiles", model, attention_layers(model), spec)

@@ -32,7 +32,7 @@ def tile_spec(model: Any, geometry: Geometry, window: Window, bits: float) -> Ca
 
     Tables of every layer are tensors of their own, as those of a real plan are.
     """
-    codecs = synthetic_codecs(geometry, bits, next(model.parameters()).device)
+    codecs = synthetic_codecs(geometry, bits, torch.device("cpu"))
     spec = tiles_spec(model, attention_layers(model)[:1], [codecs], window, None, "fused")
     form: Any = spec.form
     [first] = form.layers

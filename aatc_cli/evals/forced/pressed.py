@@ -61,10 +61,8 @@ def choices_ahead(model: nn.Module, sites: list[AttentionSite], method: Method, 
         return []
     if method.reader is None:
         raise AatcError(f"press {pressed.rule.name} needs a tokenizer, to ask for the prompt again", "use aatc eval")
-    rows = []
-    for row in prompts:
-        readings = method.reader.readings(model, sites, row[None], method.window.sinks)
-        rows.append(choices_over_layers(readings, pressed, method.window))
+    readings = method.reader.readings(model, sites, prompts, method.window.sinks)
+    rows = [choices_over_layers(of_prompt, pressed, method.window) for of_prompt in readings]
     return [torch.cat(parts, 0) for parts in zip(*rows, strict=True)]
 
 

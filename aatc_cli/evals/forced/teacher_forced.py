@@ -83,7 +83,7 @@ def reconstruct(
     the captured keys does not give the model's own keys, which means that the model's position embedding is not the one
     its architecture is known for.
     """
-    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
+    check_inputs(inputs)
     heads, dim = inputs.key.shape[1], inputs.key.shape[3]
 
     def by_head(x: Tensor) -> Tensor:
@@ -97,12 +97,7 @@ def reconstruct(
         rows = [x.transpose(1, 2).flatten(2) for x in (inputs.key, inputs.value)]
         return by_head(coded(rows[0], "k")), by_head(coded(rows[1], "v"))
     site = inputs.site
-    exact = inputs.rotate(by_head(rebias(inputs.k_raw, site.k_bias)))
-    if not torch.allclose(exact, inputs.key, rtol=2e-2, atol=2e-2 * float(inputs.key.abs().amax())):
-        raise AatcError(
-            f"the rotary embedding of {site.name} is not the one known of its architecture ({site.rope})",
-            "load the model with the code of transformers itself",
-        )
+    inputs.once("rotation", lambda: _check_rotation(inputs, by_head(rebias(inputs.k_raw, site.k_bias))))
     k_hat = by_head(rebias(coded(inputs.k_raw, "k"), site.k_bias))
     v_hat = by_head(rebias(coded(inputs.v_raw, "v"), site.v_bias))
     return inputs.rotate(k_hat), v_hat
@@ -171,6 +166,21 @@ def make_tile(window: Window, start: int, end: int, sliding: int | None, device:
     if sliding is not None:
         allowed &= queries - torch.cat((places[:sinks], places[far], places[near])) < sliding
     return Tile(sinks, far, near, allowed.to(device))
+
+
+def _check_rotation(inputs: LayerInputs, keys: Tensor) -> None:
+    """Raise `AatcError` when ``keys`` [B, H, T, D] from before RoPE, rotated again, are not the model's own."""
+    site = inputs.site
+    if not torch.allclose(inputs.rotate(keys), inputs.key, rtol=2e-2, atol=2e-2 * float(inputs.key.abs().amax())):
+        raise AatcError(
+            f"the rotary embedding of {site.name} is not the one known of its architecture ({site.rope})",
+            "load the model with the code of transformers itself",
+        )
+
+
+def check_inputs(inputs: LayerInputs) -> None:
+    """`check_rows` of a layer's inputs, once of a prompt that many methods read: asking makes a GPU wait."""
+    inputs.once("finite", lambda: check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw))
 
 
 def check_rows(layer: int, keys: Tensor, values: Tensor, first: int = 0) -> None:

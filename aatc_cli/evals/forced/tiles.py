@@ -25,7 +25,7 @@ from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
-from aatc_cli.evals.forced.teacher_forced import Method, check_rows
+from aatc_cli.evals.forced.teacher_forced import Method, check_inputs
 from aatc_cli.models.adapter import AttentionSite, rebias
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 
@@ -95,7 +95,7 @@ def tiled_attention(
     saw everything exactly, and only those behind it are given. left: of its tokens those that a press leaves, in
     tiles of their own. -> [B, Hq, T - prompt, D], [B, orders, P].
     """
-    check_rows(inputs.site.layer, inputs.k_raw, inputs.v_raw)
+    check_inputs(inputs)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
     hats = _hats(inputs, codecs, packed)

@@ -26,7 +26,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     Raises `AatcError` where no subtask has its files, or the prompt is too long or too short.
     """
     names = chosen_subtasks(settings.subtask)
-    opened.check_length(settings.length + settings.answer)
+    opened.check_length(settings.length + settings.answer, beside=settings.answer)
     for subject in opened.subjects:
         check_packed(subject, settings.length)
     asked = settings.model_dump(mode="json", include={"length", "answer", "limit"})

@@ -29,7 +29,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         raise UsageError("forced answers are read without a cache", "leave out --cache, or use --mode generate")
     server = served(opened, settings) if settings.server is not None else None
     for context in settings.context:
-        opened.check_length(context)
+        opened.check_length(context, "--context")
         for subject in opened.subjects:
             check_packed(subject, context, "--context")
     text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))

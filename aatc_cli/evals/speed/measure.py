@@ -35,6 +35,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
         "--whole-model": settings.whole_model,
         "--tiles": settings.tiles,
         "--ragged": settings.ragged,
+        "--packing": settings.packing,
         "--prompts": settings.prompts,
         "--flash-attention": settings.flash_attention is not None,
         "--groups": settings.groups != "heads",
@@ -44,7 +45,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     require_stored(opened.subjects, opened.options, "is what every plan is timed against")
     for subject in opened.subjects:
         room = 1 + (settings.repeats + 1) * subject.recipe.window.flush
-        opened.check_length(max(settings.contexts) + room, "--context")
+        opened.check_length(max(settings.contexts) + room, "--context", room)
     return [_result(opened, settings, subject) for subject in opened.subjects]
 
 
@@ -80,6 +81,7 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
         "groups": groups,
         "tiles": settings.tiles,
         **({"ragged": True} if settings.ragged else {}),
+        **({"packing": True} if settings.packing else {}),
         **({"prompts": True} if settings.prompts else {}),
         "flash_attention": _library(settings.flash_attention),
         **_place(call.options),
@@ -88,9 +90,8 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
     draft = draft_of_profile(name, f"{call.budgets[0]:g}", protocol, kind)
     sizes = [(context, batch) for context in settings.geometry_contexts for batch in settings.batch]
     profile, options, repeats = call.profile, call.options, settings.repeats
-    form = Form(
-        settings.whole_model, groups, settings.tiles, settings.flash_attention, settings.ragged, settings.prompts
-    )
+    named = settings.model_dump(include={"tiles", "ragged", "packing", "prompts"})
+    form = Form(whole=settings.whole_model, groups=groups, library=settings.flash_attention, **named)
 
     def measured() -> Result:
         timed = measure_geometry(profile, call.budgets[0], sizes, repeats, options, form)
@@ -101,14 +102,14 @@ def measure_profile(call: Call, settings: Settings) -> list[Result]:
 
 def _check_alone(settings: Settings) -> None:
     """Raise `UsageError` for ragged sequences or prompts beside what they are timed instead of."""
-    given = [name for name in ("ragged", "prompts", "whole_model") if getattr(settings, name)]
-    if settings.ragged or settings.prompts:
+    given = [name for name in ("ragged", "packing", "prompts", "whole_model") if getattr(settings, name)]
+    if settings.ragged or settings.packing or settings.prompts:
         if not settings.tiles:
             raise UsageError(f"--{given[0]} is of fused tiles", "add --tiles")
         if len(given) > 1:
             names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"{names} are timed one at a time", "leave out all but one")
-    if settings.prompts and settings.flash_attention is not None:
+    if (settings.packing or settings.prompts) and settings.flash_attention is not None:
         raise UsageError("no FlashAttention-3 is timed beside a prompt", "leave out --flash-attention")
 
 

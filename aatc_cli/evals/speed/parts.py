@@ -5,26 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from aatc_cli.config import Window
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.layout import HALF_BYTES
 from aatc_cli.errors import AatcError
+from aatc_cli.evals.bench.model_steps import InPlaceState, decode_timing
 from aatc_cli.evals.speed.expected import check_logits, expected_logits
 from aatc_cli.evals.speed.result import REFERENCE, SpeedCheck, SpeedRow
 from aatc_cli.evals.speed.timing import alternate, speed_row
+from aatc_cli.models.adapter import geometry_of
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.runtime.fused_tiles.ragged import RaggedDecoder, has_shared_step
 from aatc_cli.runtime.session import Session
 
 # names of the caches that are measured, by what computes their attention
 _BACKENDS = {"packed": "torch", "fused": "fused"}
-# a fused cache of tiles whose step is captured once, as a service decodes; the model's own goes token by token
-CAPTURED = "fused, captured"
+# steps that are captured once, as a service decodes: of a fused cache of tiles, and of the model's own tensors in place
+CAPTURED, OWN_CAPTURED = "fused, captured", "uncompressed, captured"
 
 
 @dataclass
@@ -130,7 +134,8 @@ def decode_part(bench: Bench) -> list[SpeedRow]:
     theirs, ours = (found[1:] for found in alternate([once(bench.plain), once(bench.packed)], bench.repeats + 1))
     timed = [(REFERENCE, theirs), (bench.backend, ours)]
     if has_shared_step(bench.packed):
-        moved[CAPTURED] = moved[bench.backend]
+        moved |= {CAPTURED: moved[bench.backend], OWN_CAPTURED: moved[REFERENCE]}
+        timed += [(OWN_CAPTURED, own) for own in own_captured_seconds(bench)]
         timed.append((CAPTURED, captured_seconds(bench)))
     return [
         speed_row("decode", bench.context, bench.batch, name, seconds, theirs, moved[name]) for name, seconds in timed
@@ -151,6 +156,22 @@ def captured_seconds(bench: Bench) -> list[float]:
             bench.wait()
             found.append((time.perf_counter() - began) / bench.steps)
     return found[1:]
+
+
+def own_captured_seconds(bench: Bench) -> list[list[float]]:
+    """The same of an uncompressed cache in place that stays as long as it is, by the faster of flash and cuDNN.
+
+    Its contents are random. None where torch has neither for the model: in 32 bits, or with sliding windows.
+    """
+    geometry, like = geometry_of(bench.model.config), torch.empty(0, dtype=bench.model.dtype, device=bench.ids.device)
+    if geometry.sliding_layers or like.dtype.itemsize > HALF_BYTES:
+        return []
+    state = InPlaceState(geometry, bench.batch, bench.context + 1, SDPBackend.FLASH_ATTENTION, like)
+    found = []
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        state.backend = backend
+        found.append(decode_timing(bench.model, state, bench.batch, bench.repeats).seconds)
+    return [min(found, key=median)]
 
 
 PARTS: tuple[Part, ...] = (prefill_part, decode_part)

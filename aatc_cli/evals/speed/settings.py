@@ -13,7 +13,7 @@ _Positive = Annotated[int, Field(ge=1)]
 
 
 class Settings(_Base):
-    """Every context with every batch, each measured ``repeats`` times. The last six are of a profile alone."""
+    """Every context with every batch, each measured ``repeats`` times. The last seven are of a profile alone."""
 
     context: tuple[_Positive, ...] = Field(
         (), strict=False, description="Tokens in the cache. Default: 2048, or 8192 of a profile alone."
@@ -25,6 +25,7 @@ class Settings(_Base):
     ragged: bool = Field(
         False, description="With --tiles: sequences from a 64th of --context up to it instead of equal ones."
     )
+    packing: bool = Field(False, description="With --tiles: packing of prompts alone instead of decoding.")
     prompts: bool = Field(False, description="With --tiles: packing and prefill of prompts instead of decoding.")
     flash_attention: Path | None = Field(
         None, description="Shared library of FlashAttention-3 (vLLM's build) to time beside (profile alone, Hopper)."

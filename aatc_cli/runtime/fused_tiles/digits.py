@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -67,8 +68,7 @@ class Digits:
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Token, digit and bit of the digit of every bit of every byte: int64 [nbytes, 8] each."""
-        byte, place = torch.arange(self.nbytes, device=device)[:, None], torch.arange(8, device=device)
-        return (_key_places if self.side == "k" else _value_places)(byte, place, self.bits)
+        return _places(self.side, self.bits, self.nbytes, device)
 
     def pack(self, codes: Tensor) -> Tensor:
         """Bytes [..., nbytes] of codes u [..., 16, E]."""
@@ -107,10 +107,15 @@ class Digits:
         return torch.nn.functional.pad(found, (0, self.count - channel.numel()))
 
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        kind = torch.int64
-        return torch.tensor(self.channels, dtype=kind, device=device), torch.tensor(
-            self.shifts, dtype=kind, device=device
-        )
+        """Channels and shifts on a device, made once: a copy is more than the rest of what is done with them."""
+        if device not in self._made:
+            both = torch.tensor((self.channels, self.shifts), dtype=torch.int64).to(device)
+            self._made[device] = both[0], both[1]
+        return self._made[device]
+
+    @cached_property
+    def _made(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
 
 
 def digits_of(widths: Sequence[int], side: Side) -> list[Digits]:
@@ -164,6 +169,12 @@ def _cut(order: Sequence[int], widths: Sequence[int], side: Side, fours: int) ->
     return [
         Digits(side, bits, tuple(c for c, _ in found[bits]), tuple(shift for _, shift in found[bits])) for bits in SIZES
     ]
+
+
+@lru_cache(maxsize=512)
+def _places(side: Side, bits: int, nbytes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    byte, place = torch.arange(nbytes, device=device)[:, None], torch.arange(8, device=device)
+    return (_key_places if side == "k" else _value_places)(byte, place, bits)
 
 
 def _key_places(byte: Tensor, place: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

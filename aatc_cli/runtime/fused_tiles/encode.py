@@ -7,7 +7,7 @@ where roundings decide, a token may find another scale (`evals.bench.undecided` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -18,13 +18,14 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import Span, Tables
 from aatc_cli.core.scales import pack_scales, scale_grid
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
 from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
-from aatc_cli.runtime.tiles.layer import TileLayer
+from aatc_cli.runtime.tiles.layer import TileForm, TileLayer
 
 # tiles whose latents are there at once
 _AT_ONCE = 512
@@ -57,11 +58,8 @@ class EncodeTables:
 
     @classmethod
     def of(cls, tiles: RecordTiles) -> EncodeTables:
-        """Of the codecs whose codes ``tiles`` packs, on their device."""
-        device = tiles.sides["k"].codec.codec.encode.device
-        # thousands of small steps and copies, each of which costs a GPU more than it costs the host
-        host = _on_host(tiles)
-        rule, codecs = tiles.rule, {side: host.sides[side].codec for side in SIDES}
+        """Of the codecs whose codes ``tiles`` packs, which are on the host."""
+        rule, codecs = tiles.rule, {side: tiles.sides[side].codec for side in SIDES}
         cells = _Cells()
         shape = (tiles.heads, rule.classes, len(SIDES))
         channels = torch.zeros(*shape, tiles.size, _WORDS, dtype=torch.int32)
@@ -71,40 +69,47 @@ class EncodeTables:
                 for head, rows in enumerate(_channels(codecs[side], k, tiles.heads, cells)):
                     counts[head, k, place] = len(rows)
                     channels[head, k, place, : len(rows)] = rows
-        sources = Sources.of(host)
+        sources, host = Sources.of(tiles), counts.device
         edges, before = cells.tensors()
         return cls(
-            rule.class_of_rank(device)[::ROWS].to(torch.int32),
-            counts.to(device),
-            channels.transpose(-2, -1).contiguous().to(device),
-            edges.to(device),
-            before.to(device),
-            _scale_codes(device),
-            scale_grid(device).to(torch.float32),
-            sources.entries.to(device),
-            sources.places.to(device),
-            sources.counts.to(device),
+            rule.class_of_rank(host)[::ROWS].to(torch.int32),
+            counts,
+            channels.transpose(-2, -1).contiguous(),
+            edges,
+            before,
+            _scale_codes(host),
+            scale_grid(host).to(torch.float32),
+            sources.entries,
+            sources.places,
+            sources.counts,
             rule.classes,
             tiles.nbytes,
         )
 
+    def scaled(self, device: torch.device) -> EncodeTables:
+        """The same, on a device, with the codes of scales as that device finds them: its logarithms are its own."""
+        return replace(self, scale_codes=_scale_codes(device), scales=scale_grid(device).to(torch.float32))
+
 
 class FusedTileLayer(TileLayer):
-    """The codecs of one layer whose tiles are records; on a GPU a kernel makes them."""
+    """The codecs of one layer whose tiles are records; on a GPU a kernel makes them, from ``tables``."""
 
-    @property
-    def by_kernel(self) -> bool:
-        """Whether a kernel packs: what it computes in is float32."""
-        return self.device.type == "cuda" and self.codecs["k"].codec.encode.dtype == torch.float32
-
-    def prepare(self) -> None:
-        """Make what the kernel needs ahead of the first tile: a second or two of a layer."""
-        if self.by_kernel:
-            _ = self._tables, self._encoder
+    def __init__(
+        self,
+        layer: int,
+        codecs: Mapping[Side, TileCodec],
+        biases: Mapping[Side, Tensor | None],
+        rule: TileRule,
+        heads: int,
+        held: TileForm,
+        tables: EncodeTables | None = None,
+    ) -> None:
+        super().__init__(layer, codecs, biases, rule, heads, held)
+        self.tables = tables
 
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
-        if not self.by_kernel:
+        if self.tables is None:
             return super().encode(rows, received, first)
         if self.rule.ranked_by != "received":
             received = self.rule.classes_of(received, first, self.layer).to(torch.float32)
@@ -115,7 +120,7 @@ class FusedTileLayer(TileLayer):
         for start in range(0, by_tile.shape[0], _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             latents = {side: self.latents(side, flat[side][part]) for side in SIDES}
-            call = EncodeCall(latents["k"], latents["v"], by_tile[part].contiguous(), self._tables)
+            call = EncodeCall(latents["k"], latents["v"], by_tile[part].contiguous(), self.tables)
             self._encoder(call, out[part])
         return out.view(received.shape[0], -1, self.held.nbytes)
 
@@ -127,18 +132,8 @@ class FusedTileLayer(TileLayer):
         return found
 
     @cached_property
-    def _tables(self) -> EncodeTables:
-        assert isinstance(self.held, RecordTiles)
-        return EncodeTables.of(self.held)
-
-    @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
-
-
-def _on_host(tiles: RecordTiles) -> RecordTiles:
-    """The same records of codecs on the CPU."""
-    return RecordTiles({side: tiles.sides[side].codec.to("cpu") for side in SIDES}, tiles.rule, tiles.heads)
 
 
 class _Cells:

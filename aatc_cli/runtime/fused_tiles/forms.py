@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.runtime.fused_tiles.digits import SIZES
+from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
@@ -18,11 +19,32 @@ Numbers = npt.NDArray[np.int64]
 
 # forms in one kernel: code of each takes some kilobytes and some tenths of a second of compiling
 _MOST_FORMS = 16
+# a bulk copy takes sixteen bytes at least
+_LEAST_STAGE = 16
 # bytes of a step of 32 digits of 16 tokens, by bits
 _STEP_BYTES = tuple(64 * bits for bits in SIZES)
 # what steps of keys of 4, 2 and 1 bits and those of values cost: rows of keys of four bits are sums of two
 _COSTS = np.array([4, 2, 2, 1, 1, 1])
 _FAR = 2**62
+
+
+@dataclass(frozen=True)
+class TileRoom:
+    """What one kernel has room for: forms of classes, and the most bytes that a class of a head has in a tile."""
+
+    steps: TileSteps
+    stage_bytes: int
+
+    @classmethod
+    def of(cls, tiles: Sequence[RecordTiles]) -> TileRoom:
+        """Enough for all of these layers."""
+        sizes = [
+            quota // ROWS * record.nbytes
+            for part in tiles
+            for row in part.records
+            for record, quota in zip(row, part.rule.quotas, strict=True)
+        ]
+        return cls(steps_of(tiles), max(_LEAST_STAGE, *sizes))
 
 
 def steps_of(tiles: Sequence[RecordTiles]) -> TileSteps:

@@ -17,7 +17,7 @@ from aatc_cli.models.rotary import rotary_frequencies
 from aatc_cli.runtime.kernels.launch import fused_available, on_hopper
 
 DIMS, MOST_GROUP = (64, 80, 96, 128, 256), 16
-_OTHER = "use --cache packed"
+_OTHER = "use --cache packed, under generate"
 
 
 def check_sites(sites: Sequence[AttentionSite], group: int, dim: int, window: Window) -> None:

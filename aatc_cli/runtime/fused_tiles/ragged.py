@@ -40,7 +40,6 @@ class RaggedShared(FusedTilesShared):
         self.tokens.fill_(form.window.sinks + 1)
         self.move(-1, -1, most, 0)
         self.steady = True
-        self._rows = torch.arange(batch, device=self.tokens.device)
 
     def move(self, tokens: int, tiles: int, capacity: int, offset: int) -> None:
         """Make the angles; counters are those of single sequences."""
@@ -49,14 +48,14 @@ class RaggedShared(FusedTilesShared):
 
     def write(self, place: int, exact: SlotRows, received: SlotSums, keys: Tensor, values: Tensor) -> None:
         """Write the row [B, 1, C] of the next token of every sequence where the device counts it to be."""
-        sinks, ring = self.form.window.sinks, self.form.window.recent
+        sinks = self.form.window.sinks
         if place == 0:
             self.tokens += self.alive
-        slot = (self.tokens.to(torch.int64) - 1 - sinks) % ring
-        exact.keys.index_put_((self._rows, sinks + slot), keys[:, 0])
-        exact.values.index_put_((self._rows, sinks + slot), values[:, 0])
-        index = slot[:, None, None].expand(-1, received.held.shape[1], 1)
-        received.held.scatter_(2, index, 0.0)
+            self.begin(self.tokens)
+        at = self.slot[:, None, None]
+        exact.keys[:, sinks:].scatter_(1, at.expand(-1, 1, keys.shape[2]), keys)
+        exact.values[:, sinks:].scatter_(1, at.expand(-1, 1, values.shape[2]), values)
+        received.held.scatter_(2, at.expand(-1, received.held.shape[1], 1), 0.0)
 
 
 class RaggedDecoder:

@@ -10,6 +10,7 @@ takes beyond the codes of its widths is words of digits that are not full (`digi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +38,9 @@ class Record:
     nbytes: int
 
     @classmethod
-    def of(cls, widths: Mapping[Side, Tensor]) -> Record:
+    def of(cls, widths: Mapping[Side, Sequence[int]]) -> Record:
         """From the widths [E] of the head's channels in the class; no bytes where nothing is kept."""
-        digits = {side: digits_of(widths[side].tolist(), side) for side in SIDES}
+        digits = {side: digits_of(widths[side], side) for side in SIDES}
         at, starts = _HEADER, {side: list[int]() for side in SIDES}
         for side in SIDES:
             for part in digits[side]:
@@ -62,15 +63,22 @@ class RecordTiles:
         self.records: list[list[Record]] = []
         self.starts: list[list[int]] = []
         self.nbytes = 0
+        bits = {side: codecs[side].bits.tolist() for side in SIDES}
         for head in range(heads):
             mine = slice(head * self.size, (head + 1) * self.size)
             self.records.append([])
             self.starts.append([])
             for k, quota in enumerate(rule.quotas):
-                record = Record.of({side: codecs[side].bits[k, mine] for side in SIDES})
+                record = Record.of({side: bits[side][k][mine] for side in SIDES})
                 self.records[-1].append(record)
                 self.starts[-1].append(self.nbytes)
                 self.nbytes += quota // ROWS * record.nbytes
+
+    def on(self, codecs: Mapping[Side, TileCodec]) -> RecordTiles:
+        """The same records for the same ``codecs`` on another device."""
+        new = copy(self)
+        new.sides = {side: SidePacking(codecs[side], self.rule) for side in SIDES}
+        return new
 
     def pack(self, latents: Mapping[Side, Tensor], classes: Tensor) -> Tensor:
         """Tiles [..., nbytes] of latents [..., t, C] of both sides and classes [..., orders, t]."""

@@ -52,6 +52,9 @@ class FusedTilesShared:
         self.turns: TileTurns | None = None
         # while a step is captured: what it does may depend on nothing that the host counts
         self.steady = False
+        # of a captured step, for all its layers: where its rows go, and what exact slots receive, [L, B, H, slots]
+        self.slot = self.tokens[:1].to(torch.int64)
+        self.paid: Tensor | None = None
         # read off the device here: a step that is captured may not
         self._fast = fast_lots(form.frequencies)
         self._decoders: dict[TileShape, TileDecoder] = {}
@@ -72,13 +75,23 @@ class FusedTilesShared:
 
         The layer at ``place`` 0 counts. Sequences have more tokens than sinks, and as many of them.
         """
-        sinks, ring = self.form.window.sinks, self.form.window.recent
+        sinks = self.form.window.sinks
         if place == 0:
             self.tokens += 1
-        slot = (self.tokens[:1].to(torch.int64) - 1 - sinks) % ring
-        exact.keys.index_copy_(1, sinks + slot, keys)
-        exact.values.index_copy_(1, sinks + slot, values)
-        received.held.index_fill_(2, slot, 0.0)
+            self.begin(self.tokens[:1])
+        exact.keys[:, sinks:].index_copy_(1, self.slot, keys)
+        exact.values[:, sinks:].index_copy_(1, self.slot, values)
+        received.held.index_fill_(2, self.slot, 0.0)
+
+    def begin(self, tokens: Tensor) -> None:
+        """What all layers of a step need, once: where the newest of ``tokens`` goes in the ring, and clean sums."""
+        window = self.form.window
+        self.slot = (tokens.to(torch.int64) - 1 - window.sinks) % window.recent
+        if self.paid is None:
+            heads = self.form.layers[0].layer.heads
+            shape = len(self.form.layers), self.batch, heads, window.sinks + window.recent
+            self.paid = torch.zeros(shape, dtype=torch.float32, device=tokens.device)
+        self.paid.zero_()
 
     def decode(
         self,

@@ -4,15 +4,16 @@ A kernel that has the codes of a tile need not know in which order records hold 
 
     codes [64 tokens by class][keys, values][D] | scales [keys, values][64] | places [64]        of every head,
 
-and a bit of the tile is the parity of some bits of one of them, or that turned over: true of codes that are stored as
-they are and of those that are stored as sign and magnitude. Numbers of the bytes are put in bit by bit to see where
-they come out, and the table is held to random codes.
+and a bit of the tile is the parity of an odd number of bits of one of them, or that turned over. Numbers of the bytes
+are put in to see where they come out, and bit by bit which of theirs these are; the table is held to random codes. All
+of it is on the host: thousands of small steps, each of which costs a GPU more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class Sources:
 
     @classmethod
     def of(cls, tiles: RecordTiles) -> Sources:
-        """Of ``tiles``, on the device of its codecs; raises `AatcError` for a packing that bits do not describe."""
+        """Of ``tiles``, whose codecs are on the host; raises `AatcError` for a packing that bits do not describe."""
         byte, mask, turned, owner = _found(tiles)
         _check(tiles, byte, mask, turned, owner)
         entry = (byte | mask << 16 | turned.to(torch.int64) << 24).view(-1, _BITS, 4)
@@ -72,8 +73,8 @@ def packed_bits(tiles: RecordTiles, held: Tensor) -> Tensor:
         mine = torch.split(by_side[..., index, :].transpose(-3, -2), quotas, -3)
         alpha = unpack_scales(torch.unflatten(scales, -1, (2, TILE))[..., index, :]).transpose(-2, -1)
         coded[side] = list(zip(mine, torch.split(alpha, quotas, -2), strict=True))
-    data = tiles.packed(coded, places)
-    return (data[..., None] >> torch.arange(8, device=data.device)).bitwise_and(1).flatten(-2).to(torch.bool)
+    data = np.unpackbits(tiles.packed(coded, places).numpy(), axis=-1, bitorder="little")
+    return torch.from_numpy(data).to(torch.bool)
 
 
 def _widths(tiles: RecordTiles) -> Tensor:
@@ -91,25 +92,28 @@ def _found(tiles: RecordTiles) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Byte, mask of its bits, whether turned over, and head of every bit of a tile; a mask of zero is a constant."""
     widths = _widths(tiles)
     heads, count = widths.shape
-    names = torch.arange(1, count + 1, device=widths.device)
-    digits = (names >> torch.arange(count.bit_length(), device=widths.device)[:, None]) & 1
-    owners = torch.arange(1, heads + 1, device=widths.device)
-    head_digits = (owners >> torch.arange(heads.bit_length(), device=widths.device)[:, None]) & 1
-    asked = torch.cat((digits[:, None].expand(-1, heads, -1), head_digits[..., None].expand(-1, -1, count)))
-    base = packed_bits(tiles, torch.zeros_like(widths)[None])[0]
-    byte, owner, mask = (torch.zeros(base.numel(), dtype=torch.int64, device=base.device) for _ in range(3))
-    for bit in range(_BITS):
-        changed = packed_bits(tiles, (asked & (widths > bit)) << bit) != base
-        name, head = (
-            (part << torch.arange(len(part), device=base.device)[:, None]).sum(0)
-            for part in torch.split(changed.to(torch.int64), [len(digits), len(head_digits)])
-        )
-        mask |= (name > 0).to(torch.int64) << bit
-        byte, owner = torch.maximum(byte, name), torch.maximum(owner, head)
+    full, bits = (1 << widths) - 1, 1 << torch.arange(_BITS)
+    names, owners = _digits(count), _digits(heads)
+    asked = names[:, None] * full, owners[..., None] * full, full & bits[:, None, None], torch.zeros_like(full)[None]
+    whole = packed_bits(tiles, torch.cat(asked))
+    by_name, by_owner, by_bit = torch.split(whole[:-1] != whole[-1], [len(names), len(owners), _BITS])
+    mask = _number(by_bit)
+    byte, owner = _number(by_name), _number(by_owner)
     # bits that nothing reaches go with those before them
     last = torch.cummax(torch.where(mask > 0, torch.arange(len(mask), device=mask.device), -1), 0).values.clamp_min(0)
     owner = torch.where(mask > 0, owner, owner[last]).clamp_min(1)
-    return (byte - 1).clamp_min(0), mask, base, owner - 1
+    return (byte - 1).clamp_min(0), mask, whole[-1], owner - 1
+
+
+def _digits(count: int) -> Tensor:
+    """Binary digits, the lowest first, of the numbers from 1 to ``count``: int64 [n, count]."""
+    return (torch.arange(1, count + 1) >> torch.arange(count.bit_length())[:, None]) & 1
+
+
+def _number(digits: Tensor) -> Tensor:
+    """The numbers that bool digits [n, ...] are of, the lowest first: int64."""
+    places = torch.arange(len(digits)).view(-1, *[1] * (digits.dim() - 1))
+    return (digits.to(torch.int64) << places).sum(0)
 
 
 def _check(tiles: RecordTiles, byte: Tensor, mask: Tensor, turned: Tensor, owner: Tensor) -> None:

@@ -81,8 +81,11 @@ class FusedTileStore(TileStore):
             keys = torch.unflatten(keys, -1, (heads, -1))[..., order].flatten(-2)
         if not self.shared.steady:
             self.shared.move(self.tokens, self.pages.count, self.pages.capacity, view.offset)
-        paid = torch.zeros(self.batch, heads, self.exact.keys.shape[1], dtype=torch.float32, device=query.device)
         rows = keys, self.exact.values
+        if self.shared.steady and self.shared.paid is not None:
+            paid = self.shared.paid[self.place]
+        else:
+            paid = torch.zeros(self.batch, heads, keys.shape[1], dtype=torch.float32, device=query.device)
         out = self.shared.decode(newest.contiguous(), self.pages, self.fused, rows, view.scaling, paid)
         self._pay(paid[..., self.window.sinks :])
         return out.unsqueeze(2)

@@ -8,23 +8,23 @@ stay sums of digits until the end, where they are put together as levels and mee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from aatc_cli.artifacts.brought import ON_HOST
 from aatc_cli.core import SIDES, Side, lloyd
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.runtime.fused_tiles.digits import ROWS, STEP, key_place, value_place
-from aatc_cli.runtime.fused_tiles.forms import form_of, steps_of
+from aatc_cli.runtime.fused_tiles.forms import TileRoom, form_of
 from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
 from aatc_cli.runtime.kernels.decode_tiles import TileSteps
 
 _LARGEST, _KEY_UNIT, _VALUE_UNIT = 448.0, 2.0**-9, 2.0**-24
-_ALIGNMENT = 16
 # digits of a channel at most
 _DIGITS = 4
 
@@ -51,7 +51,7 @@ class TileTables:
     key_bias: Tensor
     decode: Tensor
     value_bias: Tensor
-    key_rows: tuple[Tensor, ...]
+    key_rows: tuple[Tensor, ...] = field(metadata=ON_HOST)
     steps: TileSteps
     biased: bool
     tile_bytes: int
@@ -64,9 +64,9 @@ class TileTables:
         tiles: RecordTiles,
         biases: Mapping[Side, Tensor | None],
         order: Tensor | None = None,
-        beside: Sequence[RecordTiles] = (),
+        room: TileRoom | None = None,
     ) -> TileTables:
-        """Of the codecs of a layer whose tiles are ``tiles``, for a kernel that also has room for those ``beside``.
+        """Of the codecs of a layer whose tiles are ``tiles``, for a kernel that has ``room`` for those of others too.
 
         order [D]: the dimensions of a key as pairs (i, i + D / 2) that turn together; None where they lie so. Raises
         `AatcError` for levels that are not even.
@@ -74,7 +74,8 @@ class TileTables:
         require_even(codecs)
         biases = {side: codecs[side].codec.offset(biases[side]) for side in SIDES}
         places = torch.arange(tiles.size) if order is None else order.cpu()
-        made = _Made(codecs, tiles, biases["k"], places, steps_of([tiles, *beside]))
+        room = TileRoom.of([tiles]) if room is None else room
+        made = _Made(codecs, tiles, biases["k"], places, room.steps)
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
         whole = [torch.unflatten(torch.stack(part), 0, (heads, classes)) for part in zip(*parts, strict=True)]
@@ -98,7 +99,7 @@ class TileTables:
             made.steps,
             biases["k"] is not None,
             tiles.nbytes,
-            max(_stage_bytes(part) for part in (tiles, *beside)),
+            room.stage_bytes,
         )
 
 
@@ -145,46 +146,39 @@ class _Made:
 
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
-        found, places, counts = [torch.zeros(0, rows.shape[1], dtype=rows.dtype)], list[int](), list[int]()
+        channels, shares, places, counts = list[int](), list[float](), list[int](), list[int]()
         form = self.steps.keys[form_of(record, self.steps)]
         firsts = 0, 2 * form[0], 2 * form[0] + form[1]
         for part, first, steps in zip(record.digits["k"], firsts, form, strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = key_place(part.bits, digit, steps)
-                found.append(rows[channel, None] * (2.0**shift / counted))
+                channels.append(channel)
+                shares.append(2.0**shift / counted)
                 places.append(STEP * (first + step) + row)
                 counts.append(counted)
-        return torch.cat(found), torch.tensor(places, dtype=torch.int64), torch.tensor(counts, dtype=torch.float64)
+        found = rows[torch.tensor(channels, dtype=torch.int64)] * torch.tensor(shares, dtype=rows.dtype)[:, None]
+        return found, torch.tensor(places, dtype=torch.int64), torch.tensor(counts, dtype=torch.float64)
 
     def _value_digits(self, record: Record, unit: Tensor, widths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
-        slots = torch.zeros(unit.numel(), _DIGITS, dtype=torch.int32)
-        weights = torch.zeros(unit.numel(), _DIGITS, dtype=torch.float32)
+        slots, shares = torch.zeros(2, unit.numel(), _DIGITS, dtype=torch.float64).tolist()
         filled, first = [0] * unit.numel(), 0
         for part, most in zip(record.digits["v"], self.steps.values[form_of(record, self.steps)], strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = value_place(part.bits, digit, most)
-                slots[channel, filled[channel]] = STEP * (first + step) + row
-                weights[channel, filled[channel]] = unit[channel] * 2.0**shift / counted / _VALUE_UNIT
+                slots[channel][filled[channel]] = STEP * (first + step) + row
+                shares[channel][filled[channel]] = 2.0**shift / counted / _VALUE_UNIT
                 filled[channel] += 1
             first += most
-        return slots, weights, unit * (torch.exp2(widths.to(torch.float64)) - 1) / 2
+        weights = unit[:, None] * torch.tensor(shares, dtype=torch.float64)
+        offsets = unit * (torch.exp2(widths.to(torch.float64)) - 1) / 2
+        return torch.tensor(slots, dtype=torch.int32), weights, offsets
 
     def _facts(self, record: Record, head: int, k: int) -> Tensor:
         form = form_of(record, self.steps)
         forms = [form, self.steps.keys[form][0] + sum(self.steps.keys[form])]
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
         return torch.tensor([*forms, *record.starts["k"][1:], *record.starts["v"], *shape, *[0] * 6], dtype=torch.int32)
-
-
-def _stage_bytes(tiles: RecordTiles) -> int:
-    """Most bytes that a class of a head has in a tile."""
-    sizes = [
-        quota // ROWS * record.nbytes
-        for row in tiles.records
-        for record, quota in zip(row, tiles.rule.quotas, strict=True)
-    ]
-    return max(_ALIGNMENT, *sizes)
 
 
 def _units(codec: TransformCodec, widths: Tensor) -> Tensor:

@@ -12,16 +12,16 @@ from torch import Tensor
 from aatc_cli.artifacts.manifest import require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Window
-from aatc_cli.core import SIDES, Side
+from aatc_cli.core import Side
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import attention_sites, geometry_of
 from aatc_cli.models.loading import ModelSource, empty_model, identify, load_config, load_model, load_tokenizer
 from aatc_cli.models.rotary import config_frequencies
+from aatc_cli.runtime.fused_tiles.layers import fused_layers
 from aatc_cli.runtime.fused_tiles.limits import check_device, check_sites, pair_order, require_even
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
-from aatc_cli.runtime.fused_tiles.spec import fused_layer, with_tables
 from aatc_cli.runtime.stored.opening import biases_of
 
 _SEE = "see docs/serving.md"
@@ -84,14 +84,9 @@ def static_of(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> F
     check_device(device)
     geometry = geometry_of(prepared.model.config)
     like = torch.empty(0, dtype=dtype, device=device)
-    layers = []
-    for layer, (pair, biases) in enumerate(zip(prepared.codecs, prepared.biases, strict=True)):
+    for pair in prepared.codecs:
         if pair["k"].rule.order != "head" or pair["k"].rule.ranked_by != "received":
             raise AatcError(f"{prepared.name} does not rank tokens head by head by what they receive", _SEE)
-        placed: dict[Side, Tensor | None] = {}
-        for side in SIDES:
-            bias = biases[side]
-            placed[side] = None if bias is None else bias.to(device)
-        layers.append(fused_layer(layer, pair, placed, None, like))
+    layers = fused_layers(range(len(prepared.codecs)), prepared.codecs, prepared.biases, None, like)
     frequencies = config_frequencies(prepared.model, geometry.head_dim).to(device)
-    return FusedTilesStatic(with_tables(layers), prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)
+    return FusedTilesStatic(layers, prepared.window, dtype, geometry.heads, geometry.head_dim, frequencies)

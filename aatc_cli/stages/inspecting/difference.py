@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aatc_cli.artifacts.changes import changes
 from aatc_cli.artifacts.manifest import MANIFEST, Manifest, read_manifest
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
@@ -21,14 +21,14 @@ def inspect_difference(first: Path, second: Path) -> Inspection:
     """Every field in which two artifacts differ, and of plans the widths; raises `UsageError` for two kinds."""
     if first.is_file() and second.is_file():
         data = [read_evaluation_data(path) for path in (first, second)]
-        return _inspection("evaluation", first, second, [], list(_differences("", *data)), {})
+        return _inspection("evaluation", first, second, [], list(changes(data[0], data[1])), {})
     manifests = [_manifest(path) for path in (first, second)]
     kinds = [manifest.kind for manifest in manifests]
     if kinds[0] != kinds[1]:
         problem = f"{first} holds {_article(kinds[0])} and {second} {_article(kinds[1])}"
         raise UsageError(problem, "compare two artifacts of one kind, or look at each alone")
     parts = [manifest.model_dump(mode="json", include=set(_PARTS)) for manifest in manifests]
-    fields = list(_differences("", *parts))
+    fields = list(changes(parts[0], parts[1]))
     digests = [manifest.digest for manifest in manifests]
     extra = _tensors(*manifests)
     if kinds[0] == "plan":
@@ -44,18 +44,6 @@ def _manifest(path: Path) -> Manifest:
 
 def _article(kind: str) -> str:
     return "stats" if kind == "stats" else f"a {kind}"
-
-
-def _differences(where: str, old: object, new: object) -> Iterator[tuple[str, Any, Any]]:
-    """Path, first and second value of every leaf that differs; lists of another length as a whole."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(set(old) | set(new)):
-            yield from _differences(f"{where}.{key}" if where else str(key), old.get(key), new.get(key))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (a, b) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(f"{where}[{index}]", a, b)
-    elif old != new:
-        yield where, old, new
 
 
 def _tensors(first: Manifest, second: Manifest) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from aatc_cli.config import Geometry, HeadGroups, Window
+from aatc_cli.console import duration
 from aatc_cli.core.layout import CacheLayout, fp16_bytes, sliding_bytes
 from aatc_cli.models.adapter import AttentionLayer, AttentionSite, attention_layers, geometry_of
 from aatc_cli.models.limits import context_limit
@@ -173,7 +174,7 @@ def _preflight(data: dict[str, Any], sizes: dict[str, Any], work: Work, machine:
             if "ratio_full_layers" in sizes
             else []
         ),
-        ["collect: time", f"about {_duration(cost['seconds'])} for {work.tokens:,} tokens on {machine.device}"],
+        ["collect: time", f"about {duration(max(cost['seconds'], 1))} for {work.tokens:,} tokens on {machine.device}"],
         [
             "collect: memory",
             f"about {work.memory / 1e9:.2f} GB, {work.stats_bytes / 1e9:.2f} of it statistics; "
@@ -182,12 +183,6 @@ def _preflight(data: dict[str, Any], sizes: dict[str, Any], work: Work, machine:
         ["next", data["next"]],
     ]
     return Table("preflight", ["what", "how much"], rows)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _profile_of(source: ModelSource, geometry: Geometry) -> ModelProfile | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,22 @@ class Listed:
 def put(using: Using, text: str, limit: str | None = None) -> Stored:
     """Read ``text`` into a cache and keep it; one that is there is left as it is. Raises `AatcError`.
 
-    limit: bytes that the store may take; the least recently used go.
+    limit: bytes that the store may take; the least recently used go, and none for a prefix that is larger alone.
     """
-    store, most = Store(using.folder, create=True), None if limit is None else parse_size(limit)
-    if needs_chunks(using.plan):
-        done = put_chunks(using, store, text)
-        if most is not None:
-            collect(using.folder, limit)
-        return done
+    most = None if limit is None else parse_size(limit)
+    store = Store(using.folder, create=True)
+    done = put_chunks(using, store, text) if needs_chunks(using.plan) else _put_whole(using, store, text)
+    size = max(done.bytes, done.new)
+    if most is not None and size > most:
+        problem = f"the prefix takes {size:,} bytes, and --limit leaves {most:,} to the whole store"
+        raise AatcError(problem, "it is stored and nothing was removed: raise --limit, or aatc cache gc --limit")
+    if most is not None:
+        collect(using.folder, limit)
+    return done
+
+
+def _put_whole(using: Using, store: Store, text: str) -> Stored:
+    """Read ``text`` into the live cache of a plan and keep that."""
     with _session(using) as (session, tokenizer), torch.no_grad():
         ids = token_ids(tokenizer, text, using)
         try:
@@ -66,8 +75,6 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
         space = find_prefix(store, session, ids[0].tolist())
         assert space is not None
         live = session.bytes_live(space.cache)
-    if most is not None:
-        collect(using.folder, limit)
     layout = using.plan.layout
     return Stored(ids.shape[1], live, new, layout.reference_bytes(ids.shape[1]), there)
 
@@ -124,7 +131,8 @@ def summary(folder: Path) -> Kept:
 def check(folder: Path, *, repair: bool = False) -> dict[str, str]:
     """What is damaged in a store, by file; with ``repair`` it is removed, so that it is computed again."""
     store = Store(folder)
-    with store.writing():
+    # nobody writes into a store that is mounted for reading alone
+    with store.writing() if repair or os.access(folder, os.W_OK) else nullcontext():
         found = problems(store, objects_of, _check_chunk)
         if repair:
             remove(found)

@@ -50,5 +50,5 @@ def token_ids(tokenizer: Any, text: str, using: Using) -> torch.Tensor:
     """Tokens [1, n] of a text where the model is; raises `AatcError` for a text of none."""
     ids: torch.Tensor = tokenizer(text, return_tensors="pt")["input_ids"].to(using.device)
     if not ids.shape[1]:
-        raise AatcError("the text has no tokens", "give a text by --file or --text")
+        raise AatcError("the text has no tokens", "give a file with text in it by --file")
     return ids

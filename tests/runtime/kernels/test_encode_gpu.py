@@ -11,12 +11,10 @@ from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES
 from aatc_cli.core.attend import attention_with_sums
 from aatc_cli.core.received import received_by_head, received_near
-from aatc_cli.evals.bench.tile_plan import RULE, synthetic_codecs
+from aatc_cli.evals.bench.packing import packing_layers
+from aatc_cli.evals.bench.tile_plan import RULE
 from aatc_cli.evals.bench.undecided import undecided
-from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
-from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.kernels.launch import fused_available
-from aatc_cli.runtime.tiles.layer import TileLayer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,9 +27,7 @@ pytestmark = [
 def test_codes_are_those_of_torch(heads: int, dim: int, bits: float) -> None:
     device = torch.device("cuda")
     geometry = Geometry(layers=1, heads=heads, kv_heads=heads, head_dim=dim, hidden_size=heads * dim)
-    codecs = synthetic_codecs(geometry, bits, device)
-    held = RecordTiles(codecs, RULE, heads)
-    layers = [made(0, codecs, {"k": None, "v": None}, RULE, heads, held) for made in (TileLayer, FusedTileLayer)]
+    layers, held = packing_layers(geometry, bits, device)
     generator = torch.Generator(device).manual_seed(2)
     rows: Any = {
         side: torch.randn(2, 2048, heads * dim, device=device, dtype=torch.bfloat16, generator=generator)

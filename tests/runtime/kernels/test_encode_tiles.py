@@ -113,8 +113,8 @@ def test_tiles_by_the_kernel_are_those_of_torch(
     rule = replace(RULE, order=order)
     codecs = codecs_of(dim, heads, quantizer, rule)
     held = RecordTiles(codecs, rule, heads)
-    layers = [made(0, codecs, {"k": None, "v": None}, rule, heads, held) for made in (TileLayer, FusedTileLayer)]
-    monkeypatch.setattr(FusedTileLayer, "by_kernel", True)
+    given: Any = (0, codecs, {"k": None, "v": None}, rule, heads, held)
+    layers = TileLayer(*given), FusedTileLayer(*given, EncodeTables.of(held))
     monkeypatch.setattr(encode, "TileEncoder", lambda size, device: emulated)
     generator = torch.Generator().manual_seed(5)
     rows: Any = {side: torch.randn(1, 128, heads * dim, generator=generator) for side in SIDES}
