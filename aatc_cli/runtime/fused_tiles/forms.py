@@ -18,7 +18,7 @@ Form = tuple[int, ...]
 Numbers = npt.NDArray[np.int64]
 
 # forms in one kernel: code of each takes some kilobytes and some tenths of a second of compiling
-_MOST_FORMS = 16
+_MOST_FORMS = 24
 # a bulk copy takes sixteen bytes at least
 _LEAST_STAGE = 16
 # bytes of a step of 32 digits of 16 tokens, by bits
