@@ -58,6 +58,9 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   }
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
   const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
+  // pairs of tiles are the warps' in turn, of which a program has an even number; the pages of the first are read before anything is known of them
+  const auto tile_of = [&](int n) { return from + SPAN * warp + n / SPAN * (SPAN * NW) + n % SPAN; };
+  const int page_there = pages[b * s.max_tiles + min(tile_of(lane % MOST), s.max_tiles - 1)];
   const int facts = classes[16 * which + lane % 16], to = min(tiles[b], from + s.chunk);
   const auto fact = [&](int i) { return __shfl_sync(~0u, facts, i); };  // which are in uniform registers
   const Class c = {fact(0), fact(1), fact(2), fact(3), fact(4), fact(5), fact(6), fact(7), fact(8), fact(9)};
@@ -77,7 +80,6 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
   // two turns, and the records of as many tiles as there is room for
   const int bytes = c.blocks * c.size, places = min(MOST, PLACES * s.stage_bytes / bytes);
   u8* stage = stages + warp * (2 * LOTS * 32 + PLACES * s.stage_bytes);
-  // pairs of tiles are the warps' in turn, of which a program has an even number
   const auto in_pair = [](int tile) { return (int)((u32)tile % SPAN); };
   const auto behind = [&](int tile) { return in_pair(tile) == SPAN - 1 ? tile + SPAN * NW - (SPAN - 1) : tile + 1; };
   const auto turn_at = [&](int tile) { return (u32)tile / (SPAN * NW) % 2 * (LOTS * 32); };
@@ -90,14 +92,10 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     if (first) bulk(there + turn_at(tile), start_turns + (u32)tile / SPAN * (LOTS * 4), LOTS * 32, barrier);
     bulk(there + 2 * LOTS * 32 + place * bytes, pool + c.start + (long long)page * s.tile_bytes, bytes, barrier);
   };
-  const int begin = from + SPAN * warp;
-  int tile = begin, ahead = begin;
-  for (int n = 0; n < places; n++) ahead = behind(ahead);
   if (lane == 0) {
     for (int n = 0; n < MOST; n++) make_barrier(mine + 8 * n, 1);
     if (threadIdx.x == 0) make_barrier(tables_here, 1);
     share_with_tensor_cores();
-    for (int n = 0, next = begin; n < places && next < to; n++, next = behind(next)) fetch(next, n, page_of(next));
     if (threadIdx.x == 0) {
       const int size = c.matrix * STEP_BYTES;
       expect(tables_here, size + TURNS * 16);
@@ -105,6 +103,11 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       if (TURNS) bulk(address(near_turns), place_turns, TURNS * 16, tables_here);
     }
   }
+  for (int n = 0; n < places; n++) {
+    const int page = __shfl_sync(~0u, page_there, n);
+    if (lane == 0 && tile_of(n) < to) fetch(tile_of(n), n, page);
+  }
+  int tile = tile_of(0), ahead = tile_of(places);
   fill_queries(queries, s, q, pair_scale + which * (D / 2), slopes);
   for (int i = threadIdx.x; i < 256; i += THREADS) scales[i] = token_scale(i);
   for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
