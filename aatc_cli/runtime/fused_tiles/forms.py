@@ -51,7 +51,8 @@ def steps_of(tiles: Sequence[RecordTiles]) -> TileSteps:
     """Forms that hold all classes of these, few enough for one kernel, and what is read beyond records."""
     records = [record for part in tiles for row in part.records for record in row]
     found = _few(Counter(_steps(record) for record in records))
-    steps = TileSteps(tuple(form[:3] for form in found), tuple(form[3:] for form in found))
+    keys, values = ((a, b, c) for a, b, c, *_ in found), ((a, b, c) for *_, a, b, c in found)
+    steps = TileSteps(tuple(keys), tuple(values))
     return TileSteps(steps.keys, steps.values, max(0, *(_beyond(record, steps) for record in records)))
 
 
