@@ -73,20 +73,8 @@ class Digits:
     def pack(self, codes: Tensor) -> Tensor:
         """Bytes [..., nbytes] of codes u [..., 16, E]."""
         token, digit, bit = self.places(codes.device)
-        bits = self._stored(self._digits(codes))[..., token, digit] >> bit & 1
+        bits = _stored(self._digits(codes), self.side, self.bits)[..., token, digit] >> bit & 1
         found: Tensor = (bits << torch.arange(8, device=codes.device)).sum(-1).to(torch.uint8)
-        return found
-
-    def unpack(self, data: Tensor, size: int) -> Tensor:
-        """What these digits add to codes u [..., 16, E], from their bytes; E is ``size``."""
-        token, digit, bit = self.places(data.device)
-        bits = data.to(torch.int64)[..., None] >> torch.arange(8, device=data.device) & 1
-        stored = bits.new_zeros(*data.shape[:-1], ROWS * self.count)
-        stored.index_add_(-1, (token * self.count + digit).flatten(), (bits << bit).flatten(-2))
-        digits = self._stored(stored.unflatten(-1, (ROWS, self.count)))  # type: ignore[no-untyped-call]
-        channel, shift = self._tables(data.device)
-        mine = digits[..., : channel.numel()] << shift
-        found: Tensor = mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, channel, mine)
         return found
 
     def middled(self, codes: Tensor) -> Tensor:
@@ -95,11 +83,6 @@ class Digits:
         digits: Tensor = (codes[..., channel] >> shift) & (2**self.bits - 1)
         found: Tensor = digits.to(torch.float64) - (2**self.bits - 1) / 2
         return found
-
-    def _stored(self, digits: Tensor) -> Tensor:
-        """Digits as they are stored, and back: of keys, those in the upper half with all but the highest bit turned."""
-        top = self.bits - 1
-        return digits ^ (digits >> top) * (2**top - 1) if self.side == "k" else digits
 
     def _digits(self, codes: Tensor) -> Tensor:
         channel, shift = self._tables(codes.device)
@@ -169,6 +152,25 @@ def _cut(order: Sequence[int], widths: Sequence[int], side: Side, fours: int) ->
     return [
         Digits(side, bits, tuple(c for c, _ in found[bits]), tuple(shift for _, shift in found[bits])) for bits in SIZES
     ]
+
+
+@lru_cache
+def bytes_read(side: Side, bits: int) -> Tensor:
+    """The digit that any byte holds with its highest bit at a place of the byte: uint8 [8, 256]; zero where none is."""
+    token, digit, bit = (part[0].tolist() for part in _places(side, bits, 1, torch.device("cpu")))
+    value, found = torch.arange(256), torch.zeros(8, 256, dtype=torch.uint8)
+    for top in range(8):
+        if bit[top] == bits - 1:
+            mine = [place for place in range(8) if (token[place], digit[place]) == (token[top], digit[top])]
+            stored = torch.stack([(value >> place & 1) << bit[place] for place in mine]).sum(0)
+            found[top] = _stored(stored, side, bits).to(torch.uint8)
+    return found
+
+
+def _stored(digits: Tensor, side: Side, bits: int) -> Tensor:
+    """Digits as they are stored, and back: of keys, those in the upper half with all but the highest bit turned."""
+    top = bits - 1
+    return digits ^ (digits >> top) * (2**top - 1) if side == "k" else digits
 
 
 @lru_cache(maxsize=512)

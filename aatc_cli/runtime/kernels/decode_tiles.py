@@ -22,6 +22,8 @@ _SHARED_OF_PROGRAM = 233_472 - 1_152
 _MOST_PARTS = 1024
 # what starting and ending a program costs, in tiles
 _START = 24
+# what programs of exact tokens cost, in tiles
+_LATE = 30
 # tiles of a program at most: sequences may be of several lengths
 _MOST_TILES = 512
 # tiles that share a turned query, and those of a warp that are under way
@@ -42,8 +44,9 @@ class _Launch(NamedTuple):
 
 
 _LAUNCHES = (
+    _Launch(16, 2, 1, True),
     *(_Launch(12, places, 2, True) for places in (4, 3, 2)),
-    *(_Launch(warps, 2, 1, True) for warps in (16, 12, 8, 4)),
+    *(_Launch(warps, 2, 1, True) for warps in (12, 8, 4)),
     *(_Launch(4, 1, 1, near) for near in (True, False)),
 )
 # registers of a warp's lane up to which it goes through two records: above, it would keep sums in memory
@@ -115,7 +118,7 @@ class TileShape:
 
     @cached_property
     def _launch(self) -> _Launch:
-        """Twelve warps with two records each, or as many with one as there are registers and shared memory for."""
+        """Sixteen warps with one record each, twelve with two, or what there are registers and shared memory for."""
         lots = self.dim // 16
         # sums of values, operands, turned queries and what else there is; then the sums of keys of a record
         registers = 4 * self.sets * self.steps.sums + 48 + (2 * lots if self.group <= 4 else 0)
@@ -129,12 +132,16 @@ class TileShape:
     def chunk(self, processors: int) -> int:
         """Tiles of a program, whole spans: such that rounds of programs over the device are done soonest.
 
-        A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
+        A program costs as much as `_START` tiles beside its own, and those of exact tokens, which come last, `_LATE`
+        where the last round leaves too little of the device to them; at most `_MOST_PARTS` share a head.
         """
-        heads = self.batch * self.kv_heads * self.classes
+        heads = self.batch * self.kv_heads
 
         def cost(chunk: int) -> int:
-            return -(-heads * -(-self.max_tiles // chunk) // processors) * (chunk + _START)
+            walking = heads * self.classes * -(-self.max_tiles // chunk)
+            rounds = -(-walking // processors)
+            late = rounds * processors - walking < heads * self.exact
+            return rounds * (chunk + _START) + _LATE * late
 
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
         most = max(least, min(self.max_tiles, _MOST_TILES), self._least_chunk)
