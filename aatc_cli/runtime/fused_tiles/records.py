@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.scales import pack_scales, unpack_scales
+from aatc_cli.core.scales import pack_scales
 from aatc_cli.core.tile_bytes import TileBytes
 from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.core.tile_codec import TileCodec
@@ -25,6 +26,7 @@ from aatc_cli.core.tile_packing import SidePacking
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.digits import ROWS, Digits, digits_of
+from aatc_cli.runtime.fused_tiles.reading import Reading
 
 _HEADER = 3 * ROWS
 
@@ -63,6 +65,7 @@ class RecordTiles:
         self.records: list[list[Record]] = []
         self.starts: list[list[int]] = []
         self.nbytes = 0
+        self._made: dict[torch.device, Reading] = {}
         bits = {side: codecs[side].bits.tolist() for side in SIDES}
         for head in range(heads):
             mine = slice(head * self.size, (head + 1) * self.size)
@@ -115,29 +118,25 @@ class RecordTiles:
 
     def coded(self, data: Tensor) -> tuple[dict[Side, list[tuple[Tensor, Tensor]]], Tensor]:
         """Inverse of `packed`: codes and token scales by side and class, and rows [..., heads, t]."""
-        rule, lead = self.rule, data.shape[:-1]
-        rows = torch.zeros(*lead, self.heads, rule.tile, dtype=torch.int64, device=data.device)
-        shape = (*lead, rule.tile, self.heads, self.size)
-        codes = {side: torch.zeros(shape, dtype=torch.int64, device=data.device) for side in SIDES}
-        alpha = {side: torch.zeros(shape[:-1], dtype=torch.float16, device=data.device) for side in SIDES}
-        for head in range(self.heads):
-            start, missing = 0, list[slice]()
-            for k, quota in enumerate(rule.quotas):
-                record, part = self.records[head][k], slice(start, start + quota)
-                start += quota
-                if not record.nbytes:
-                    missing.append(part)
-                    continue
-                size = quota // ROWS * record.nbytes
-                at = self.starts[head][k]
-                found = torch.unflatten(data[..., at : at + size], -1, (-1, record.nbytes))
-                rows[..., head, part] = found[..., :ROWS].flatten(-2).to(torch.int64)
-                for index, side in enumerate(SIDES, 1):
-                    scales = found[..., index * ROWS : (index + 1) * ROWS].flatten(-2)
-                    alpha[side][..., part, head] = unpack_scales(scales)
-                    codes[side][..., part, head, :] = _unpacked(record, found, side, self.size).flatten(-3, -2)
-            _fill(rows[..., head, :], missing)
-        return {side: self._by_class(codes[side], alpha[side]) for side in SIDES}, rows
+        lead, flat, reading = data.shape[:-1], data.flatten(0, -2), self._reading(data.device)
+        codes, alpha, rows = reading.codes(flat), reading.alpha(flat), reading.rows(flat)
+        for head, mine in enumerate(self.records):
+            firsts = accumulate(self.rule.quotas, initial=0)
+            parts = zip(mine, firsts, self.rule.quotas, strict=False)
+            _fill(rows[:, head], [slice(first, first + quota) for record, first, quota in parts if not record.nbytes])
+        found = {
+            side: self._by_class(codes[:, place].unflatten(0, lead), alpha[:, place].unflatten(0, lead))
+            for place, side in enumerate(SIDES)
+        }
+        return found, rows.unflatten(0, lead)
+
+    def _reading(self, device: torch.device) -> Reading:
+        """Where everything lies, on a device; made once."""
+        if device not in self._made:
+            form = self.rule.quotas, self.size
+            host = self._made.setdefault(torch.device("cpu"), Reading.of(self.records, self.starts, form))
+            self._made[device] = host.to(device)
+        return self._made[device]
 
     def bytes_by_cause(self, packed: TileBytes) -> TileBytes:
         """Of one tile, by cause: codes as in ``packed`` tiles, the rest as records hold it."""
@@ -163,15 +162,6 @@ def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, T
         codes = torch.unflatten(coded[side][0], -2, (-1, ROWS))
         blocks += [digits.pack(codes) for digits in record.digits[side] if digits.count]
     return torch.cat(blocks, -1)
-
-
-def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
-    """Codes [..., blocks, 16, E] of one side of records [..., blocks, nbytes]."""
-    codes = torch.zeros(*data.shape[:-1], ROWS, size, dtype=torch.int64, device=data.device)
-    for digits, start in zip(record.digits[side], record.starts[side], strict=True):
-        if digits.count:
-            codes += digits.unpack(data[..., start : start + digits.nbytes], size)
-    return codes
 
 
 def _fill(rows: Tensor, missing: list[slice]) -> None:

@@ -17,8 +17,8 @@ from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
 from aatc_cli.serve.vllm_backend.quick import plain_keys
 
-# queries of a later chunk at once
-_AT_ONCE = 256
+# queries of a later chunk at once, over many tokens before it; over few of them as many as their scores have room for
+_AT_ONCE, _SCORES = 256, 256 * 16384
 
 
 def attend_chunk(
@@ -30,7 +30,7 @@ def attend_chunk(
     """
     query, keys, values = rows
     unturned = plain_keys(keys, back)
-    step = _AT_ONCE if store.tokens and query.is_cuda else query.shape[0]
+    step = max(_AT_ONCE, _SCORES // (store.tokens + query.shape[0])) if store.tokens and query.is_cuda else len(query)
     for start in range(0, query.shape[0], step):
         part = slice(start, start + step)
         out[part] = attend_prompt(store, query[part], (keys[part], values[part]), view)
