@@ -7,7 +7,7 @@ are some hundred launches a layer on a GPU, whatever there is to read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -63,13 +63,13 @@ class Reading:
                             parts.append(torch.stack((at + begin + byte, code, *(x.expand_as(code) for x in rest))))
         empty = torch.zeros(5, 0, dtype=torch.int64)
         byte, code, field, mask, lift = torch.cat([empty, *(part.flatten(1) for part in parts)], 1)
-        small = (x.to(torch.int32) for x in (field, mask, lift))
-        return cls(byte, *small, code, scales, places, (2, rows, heads, size))
+        field, mask, lift = (x.to(torch.int32) for x in (field, mask, lift))
+        return cls(byte, field, mask, lift, code, scales, places, (2, rows, heads, size))
 
     def to(self, device: torch.device) -> Reading:
         """The same on a device."""
-        tensors = (self.byte, self.field, self.mask, self.lift, self.place, self.scales, self.places)
-        return Reading(*(tensor.to(device) for tensor in tensors), self.shape)
+        tensors = ("byte", "field", "mask", "lift", "place", "scales", "places")
+        return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def codes(self, data: Tensor) -> Tensor:
         """Codes u int64 [P, 2, t, H, E] of tiles [P, nbytes]."""

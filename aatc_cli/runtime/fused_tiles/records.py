@@ -125,10 +125,10 @@ class RecordTiles:
             parts = zip(mine, firsts, self.rule.quotas, strict=False)
             _fill(rows[:, head], [slice(first, first + quota) for record, first, quota in parts if not record.nbytes])
         found = {
-            side: self._by_class(codes[:, place].unflatten(0, lead), alpha[:, place].unflatten(0, lead))
+            side: self._by_class(*(part[:, place].reshape(*lead, *part.shape[2:]) for part in (codes, alpha)))
             for place, side in enumerate(SIDES)
         }
-        return found, rows.unflatten(0, lead)
+        return found, rows.view(*lead, *rows.shape[1:])
 
     def _reading(self, device: torch.device) -> Reading:
         """Where everything lies, on a device; made once."""
