@@ -13,8 +13,8 @@ from torch import Tensor
 def on_device(values: Any, device: torch.device) -> Tensor:
     """Whole numbers as int64 on ``device``, in order with what is launched there.
 
-    A copy from memory that is not pinned is staged before the call returns, so what it was made from may go at once and
-    nothing waits for the device. Pinned memory that is given back here was seen to be written anew before it was read.
+    A copy of a few numbers from memory that is not pinned is staged before the call returns: nothing waits for the
+    device, and what they were may go at once.
     """
     return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
