@@ -19,7 +19,7 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles import encode
-from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer
+from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer, parts_of
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels import launch
@@ -134,3 +134,10 @@ def test_the_kernel_reads_any_order_of_codes() -> None:
     tables = EncodeTables.of(held)
     # no cell has two thresholds, and thresholds of a width are counted once
     assert int(tables.before.max()) == 2 ** (int(max(codec.bits.max() for codec in codecs.values())) - 1) - 2
+
+
+def test_a_matrix_is_the_sum_of_its_parts() -> None:
+    matrix = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    parts = parts_of(matrix)
+    assert torch.equal(sum(part.double() for part in reversed(parts)), matrix.double())
+    assert all(part.dtype == torch.bfloat16 for part in parts)
