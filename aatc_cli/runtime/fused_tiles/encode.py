@@ -6,7 +6,7 @@ where roundings decide, a token may find another scale (`evals.bench.undecided` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -25,6 +25,7 @@ from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
+from aatc_cli.runtime.kernels.parts import latents_by_parts, parts_of
 from aatc_cli.runtime.tiles.layer import TileForm, TileLayer
 
 # tiles whose latents are there at once
@@ -127,43 +128,21 @@ class FusedTileLayer(TileLayer):
     def latents(self, side: Side, rows: Tensor) -> Tensor:
         """Latents [n, 64, H, D] of exact rows [n, 64, C], as `TransformCodec.latents` has them but not copied."""
         codec = self.codecs[side].codec
-        if rows.is_cuda and rows.dtype == torch.bfloat16 and self.biases[side] is None:
-            return by_parts(torch.unflatten(rows, -1, (self.heads, -1)), self._parts[side])
+        if self.biases[side] is None and rows.dtype == torch.bfloat16:
+            by_parts = latents_by_parts(torch.unflatten(rows, -1, (self.heads, -1)), self._parts[side])
+            if by_parts is not None:
+                return by_parts
         by_head = torch.unflatten(debias(rows, self.biases[side]).to(codec.encode.dtype), -1, (self.heads, -1))
         found: Tensor = torch.einsum("...ge,gef->...gf", by_head, codec.encode)
         return found
 
     @cached_property
-    def _parts(self) -> dict[Side, list[Tensor]]:
+    def _parts(self) -> dict[Side, Tensor]:
         return {side: parts_of(self.codecs[side].codec.encode) for side in SIDES}
 
     @cached_property
     def _encoder(self) -> TileEncoder:
         return TileEncoder(self.channels // self.heads, self.device)
-
-
-def parts_of(matrix: Tensor) -> list[Tensor]:
-    """Three bfloat16 matrices whose sum is a float32 one: 8 of its 24 significant bits each."""
-    found, left = [], matrix
-    for _ in range(3):
-        found.append(left.to(torch.bfloat16))
-        left = left - found[-1].to(torch.float32)
-    return found
-
-
-def by_parts(rows: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Rows bfloat16 [n, t, H, E] times the sum of matrices [H, E, F]: float32 [n, t, H, F], on a GPU.
-
-    Tensor cores multiply bfloat16 numbers exactly and add them up in float32, so that nothing is lost that a product of
-    float32 would keep.
-    """
-    by_head = rows.flatten(0, 1).transpose(0, 1)
-    # the least first, as sums lose least so
-    *more, first = parts
-    found = torch.bmm(by_head, first, out_dtype=torch.float32)
-    for part in reversed(more):
-        torch.baddbmm(found, by_head, part, out_dtype=torch.float32, out=found)
-    return found.transpose(0, 1).unflatten(0, rows.shape[:2])
 
 
 class _Cells:

@@ -19,11 +19,12 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.runtime.fused_tiles import encode
-from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer, parts_of
+from aatc_cli.runtime.fused_tiles.encode import EncodeTables, FusedTileLayer
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels import launch
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall
+from aatc_cli.runtime.kernels.parts import parts_of
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 RULE = TileRule((32, 16, 16))
@@ -139,5 +140,5 @@ def test_the_kernel_reads_any_order_of_codes() -> None:
 def test_a_matrix_is_the_sum_of_its_parts() -> None:
     matrix = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
     parts = parts_of(matrix)
-    assert torch.equal(sum(part.double() for part in reversed(parts)), matrix.double())
-    assert all(part.dtype == torch.bfloat16 for part in parts)
+    assert parts.dtype == torch.bfloat16
+    assert torch.equal(parts.double().flip(0).sum(0), matrix.double())
