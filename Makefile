@@ -82,7 +82,7 @@ evidence: install model ## The studies of docs/results.md on one GPU into ./runs
 	for kind in $(KINDS); do $(COLLECT) --samples 48 --fisher 48 --name $$kind --text builtin:$$kind || exit 1; done
 	$(COLLECT) --samples $(MOST) --fisher $(MOST) --rows 16384 --name windows $(SIZED) $(SIZES:%=--also %)
 	-$(BIN)/aatc study evidence --task 'kl*' $(TESTS) --text builtin:python-docs-test $(ON)
-	-$(BIN)/aatc study evidence --text $(DATA)/wiki.test.raw --data $(DATA) --task 'r*' --task turns --task 'accumulate*' $(ON)
+	-$(BIN)/aatc study evidence --text $(DATA)/wiki.test.raw --data $(DATA) --task 'r*' --task 'needles*' --task turns --task 'accumulate*' $(ON)
 	-$(BIN)/aatc study domains $(TESTS) $(ON)
 	-$(BIN)/aatc study sizes $(TESTS) --text builtin:python-docs-test $(ON)
 	$(BIN)/aatc report

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -33,6 +34,8 @@ SPECS = "vllm.v1.kv_cache_interface"
 LAYER = "vllm.model_executor.layers.attention.attention"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 CORE = "vllm.v1.engine.core"
+MANAGERS = "vllm.v1.core.single_type_kv_cache_manager"
+KINDS = "vllm.v1.kv_cache_spec_registry"
 
 
 class AttentionCGSupport(Enum):
@@ -95,6 +98,28 @@ class FullAttentionSpec:
         )
 
 
+class FullAttentionManager:
+    @classmethod
+    def find_longest_cache_hit(
+        cls, block_hashes, max_length, kv_cache_group_ids, block_pool, kv_cache_spec, drop_eagle_block, alignment_tokens
+    ):
+        count = max_length // kv_cache_spec.block_size
+        return tuple(block_hashes[:count] for _ in kv_cache_group_ids)
+
+
+class KVCacheSpecRegistry:
+    found: ClassVar[dict] = {}
+
+    @classmethod
+    def get_manager_class(cls, kvcache_spec):
+        return cls.found.get(type(kvcache_spec), FullAttentionManager)
+
+    @classmethod
+    def register(cls, kvcache_spec_cls, manager_class=None, uniform_type_base_spec=None):
+        assert issubclass(kvcache_spec_cls, uniform_type_base_spec)
+        cls.found[kvcache_spec_cls] = manager_class
+
+
 class Attention:
     def get_kv_cache_spec(self, vllm_config):
         return "their own"
@@ -129,6 +154,8 @@ STAND_INS = {
     RUNNER: [GPUModelRunner],
     CORE: [get_kv_cache_configs],
     REGISTRY: [AttentionBackendEnum, register_backend],
+    MANAGERS: [FullAttentionManager],
+    KINDS: [KVCacheSpecRegistry],
 }
 CONFIG = SimpleNamespace(
     compilation_config=SimpleNamespace(static_forward_context={}),
@@ -145,7 +172,7 @@ def real(name: str):
         return None
 
 
-@pytest.mark.parametrize("name", [BASE, SPECS, LAYER, RUNNER, CORE])
+@pytest.mark.parametrize("name", [BASE, SPECS, LAYER, RUNNER, CORE, MANAGERS, KINDS])
 def test_stand_ins_are_those_of_vllm(name):
     """Methods of a stand-in are those of the real class, with the same parameters; all abstract ones are there."""
     module = real(name)
@@ -202,6 +229,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(Attention, "get_kv_cache_spec", Attention.get_kv_cache_spec)
     monkeypatch.setattr(GPUModelRunner, "_update_states", GPUModelRunner._update_states)
     monkeypatch.setattr(served, "_SERVED", {})
+    monkeypatch.setattr(KVCacheSpecRegistry, "found", {})
     for name in ("backend", "version_0_23"):
         monkeypatch.delitem(sys.modules, f"aatc_cli.serve.vllm_backend.{name}", raising=False)
     found = importlib.import_module("aatc_cli.serve.vllm_backend.backend")
@@ -213,7 +241,7 @@ def backend(monkeypatch):
 class Engine:
     """What the classes ask of a `TileEngine`."""
 
-    name, page_bytes = "paper-2", (6400, 12800)
+    name, page_bytes, recent = "paper-2", (6400, 12800), 128
 
     def __init__(self):
         self.log, self.caches = [], []
@@ -263,6 +291,26 @@ def test_blocks_have_the_bytes_of_the_layer_and_others_are_left_alone(serving):
     assert (spec.real_page_size_bytes, spec.dtype, spec.num_kv_heads * spec.head_size) == (12800, torch.uint8, 200)
     assert type(spec).merge([spec, spec]) == spec
     assert other.get_kv_cache_spec(config) == "their own"
+
+
+def test_a_shared_prefix_ends_before_the_window(serving):
+    """A manager of vLLM's registry finds it: the latest 128 tokens of a request are read anew."""
+    backend, _, config = serving
+    layer = Attention()
+    layer.attn_backend, layer.layer_name = backend.TileBackend, "model.layers.1.self_attn.attn"
+    spec = layer.get_kv_cache_spec(config)
+    manager = KVCacheSpecRegistry.get_manager_class(spec)
+    assert issubclass(manager, FullAttentionManager)
+
+    def found(tokens: int) -> int:
+        rest = {"block_pool": None, "drop_eagle_block": False, "alignment_tokens": 64}
+        # vLLM asks for all tokens but the latest one
+        [blocks] = manager.find_longest_cache_hit(
+            block_hashes=[*range(10)], max_length=tokens - 1, kv_cache_group_ids=[0], kv_cache_spec=spec, **rest
+        )
+        return 64 * len(blocks)
+
+    assert [found(tokens) for tokens in (1, 191, 192, 320, 383, 384, 2000)] == [0, 0, 64, 192, 192, 256, 640]
 
 
 def test_steps_begin_once_for_all_layers(serving):
@@ -351,7 +399,6 @@ def test_a_worker_tells_which_requests_are_gone(serving):
 GOOD = {
     "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, cache_dtype="auto"),
     "parallel_config": SimpleNamespace(world_size=1),
-    "model_config": SimpleNamespace(dtype=torch.float32),
     "speculative_config": None,
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
@@ -362,7 +409,6 @@ BAD = {
     "--no-enable-prefix-caching": {
         "cache_config": SimpleNamespace(**vars(GOOD["cache_config"]) | {"enable_prefix_caching": True})
     },
-    "--dtype float32": {"model_config": SimpleNamespace(dtype=torch.bfloat16)},
     "one worker": {"parallel_config": SimpleNamespace(world_size=2)},
     "no --speculative-config": {"speculative_config": 1},
     "no --kv-transfer-config": {"kv_transfer_config": 1},
@@ -382,8 +428,9 @@ def test_requests_that_lost_their_blocks_are_counted_not_kept_for_ever(capsys):
 
 def test_settings_that_cannot_be_served_are_named_with_what_to_change():
     start.check_engine(SimpleNamespace(**GOOD))
-    unchecked = BAD["--dtype float32"] | {"additional_config": {"aatc": {"unchecked": True}}}
-    start.check_engine(SimpleNamespace(**GOOD | unchecked))
+    for wrong in ({"unchecked": True}, {"plan": "here", "dtype": "float16"}):
+        with pytest.raises(UsageError, match="has no"):
+            start.check_engine(SimpleNamespace(**GOOD | {"additional_config": {"aatc": wrong}}))
     for remedy, change in BAD.items():
         with pytest.raises(AatcError) as refused:
             start.check_engine(SimpleNamespace(**GOOD | change))
@@ -446,7 +493,11 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
     assert found.json["command"].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
     shared = aatc("serve", "--plan", plan.path, "--model", folder, "--prefixes", "--json").json
     assert {"--enable-prefix-caching", "--max-model-len"} < set(shared["arguments"])
-    assert shared["exact_bytes"] - found.json["exact_bytes"] == 60 * 2 * 2 * 128 * 4
+    assert shared["exact_bytes"] - found.json["exact_bytes"] == 60 * 2 * 2 * 128 * 2
+    wide = aatc("serve", "--plan", plan.path, "--model", folder, "--vllm=--dtype=float32", "--json").json
+    assert wide["exact_bytes"] == 2 * found.json["exact_bytes"]
+    assert wide["arguments"][-1] == "--dtype=float32"
+    assert not any("dtype" in part for part in found.json["arguments"])
     assert 3 < found.json["uncompressed"] / found.json["block_bytes"] < 8
 
 

@@ -132,7 +132,7 @@ def test_make_evidence_from_calibration_to_report(
     results = {name: read_study(study_path(run.root, name)) for name in RECIPES}
     assert not any(result.missing for result in results.values())
     asked = {cell.task_name.split(" ")[0] for cell in results["evidence"].cells}
-    assert asked == {"kl", "ruler", "turns", "references", "recall", "accumulate"}
+    assert asked == {"kl", "ruler", "needles", "turns", "references", "recall", "accumulate"}
     assert {row.stats for row in results["sizes"].rows} == {"windows-2", "windows-3", "windows"}
     assert {row.stats for row in results["domains"].rows} == {"mixed", "prose", "code"}
     # what is there is left alone; what went missing is made again

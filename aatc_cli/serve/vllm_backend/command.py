@@ -96,8 +96,7 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
         _arguments(_name(source, model), (plan, opened.served_as), replace(wanted, length=length), others),
         sum(fused.layer.held.nbytes for fused in form.layers),
         TILE * token,
-        # in float32
-        2 * (sinks + window.recent) * token,
+        (2 if _in_float32(others) else 1) * (sinks + window.recent) * token,
         installed,
     )
 
@@ -149,7 +148,6 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
         # a prompt is read whole, see below
         "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
         "--compilation-config": json.dumps(graphs(wanted.requests)),
-        "--dtype": "float32",
         "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
     }
     for given in others:
@@ -165,6 +163,11 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
     # a prompt that waits until it is read whole attends to itself exactly; its later chunks would read the first packed
     whole = [] if _CHUNKS in rest else [f"--no-{_CHUNKS[2:]}"]
     return ("vllm", "serve", model, _NAME, *names, plan[1], *parts, caching, *whole, *rest)
+
+
+def _in_float32(others: list[str]) -> bool:
+    """Whether arguments ask for a model in float32; vLLM serves in 16 bits where nothing is said."""
+    return any(given in ("--dtype=float32", "--dtype=float") for given in others)
 
 
 def _name(source: ModelSource, model: str) -> str:

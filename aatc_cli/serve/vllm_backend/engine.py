@@ -63,6 +63,11 @@ class TileEngine:
         tile = self.form.layers[0].layer.rule.tile
         return [-(-fused.layer.held.nbytes // tile) * tile for fused in self.form.layers]
 
+    @property
+    def recent(self) -> int:
+        """Tokens of the window."""
+        return self.form.window.recent
+
     def forget(self, finished: Sequence[str], preempted: Sequence[str], order: Sequence[str] = ()) -> None:
         """Requests that ended, and those that lost their blocks and will come again; ``order``: of the next batch.
 

@@ -31,10 +31,9 @@ PLAN = "AATC_PLAN"
 def settings_of(additional: Any) -> Mapping[str, Any]:
     """The part of vLLM's additional configuration that is of this package; raises `UsageError` for an unknown name."""
     found = additional.get("aatc", {}) if isinstance(additional, Mapping) else {}
-    unknown = set(found) - {"plan", "prefixes", "unchecked"}
+    unknown = set(found) - {"plan", "prefixes"}
     if unknown:
-        known = "give plan, prefixes, unchecked"
-        raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", known)
+        raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", "give plan, prefixes")
     return found
 
 
@@ -51,9 +50,8 @@ def plan_path(additional: Any) -> str:
 
 def check_engine(config: Any) -> None:
     """Raise `AatcError` naming the first setting of an engine's configuration that the backend cannot serve with."""
-    cache, parallel, dtype = config.cache_config, config.parallel_config, config.model_config.dtype
-    asked = settings_of(config.additional_config)
-    shared, unchecked = asked.get("prefixes", False), asked.get("unchecked", False)
+    cache, parallel = config.cache_config, config.parallel_config
+    shared = settings_of(config.additional_config).get("prefixes", False)
     wrong = {
         f"blocks of {cache.block_size} tokens": (cache.block_size != TILE, f"--block-size {TILE}"),
         "prefix caching": (cache.enable_prefix_caching and not shared, "--no-enable-prefix-caching"),
@@ -61,8 +59,6 @@ def check_engine(config: Any) -> None:
         f"{parallel.world_size} workers": (parallel.world_size != 1, "one worker: --tensor-parallel-size 1"),
         "speculative decoding": (config.speculative_config is not None, "no --speculative-config"),
         "a KV connector": (config.kv_transfer_config is not None, "no --kv-transfer-config"),
-        # answers in 16 bits were seen to go wrong on a GPU, and what was changed since was not seen there
-        f"{dtype}": (dtype != torch.float32 and not unchecked, "--dtype float32"),
         "model runner V2": (config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER=0"),
     }
     for what, (found, remedy) in wrong.items():

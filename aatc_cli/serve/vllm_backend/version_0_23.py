@@ -6,8 +6,9 @@
   builders of steps are told neither ids nor the runner.
 - `get_kv_cache_configs` says that one text does not fit without saying in what: the plan's name is put before it.
 
-All call the original for every layer and model of another backend. They are installed when vLLM imports this backend,
-which it does when somebody chooses it.
+Blocks that requests share are found by a manager of this package, which vLLM has a registry for. All of these call the
+original for every layer and model of another backend. They are installed when vLLM imports this backend, which it does
+when somebody chooses it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from aatc_cli.errors import AatcError
 from aatc_cli.serve.vllm_backend.served import known, served_of
 
 _interface: Any = import_module("vllm.v1.kv_cache_interface")
+_managers: Any = import_module("vllm.v1.core.single_type_kv_cache_manager")
 _MARK = "aatc_wrapped"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileSpec(_interface.FullAttentionSpec):  # type: ignore[misc]
-    """Blocks of ``bytes_per_token`` for every token of them, keys and values together."""
+    """Blocks of ``bytes_per_token`` for every token of them, keys and values together; recent: tokens of the window."""
 
     bytes_per_token: int = 0
+    recent: int = 0
 
     @property
     def real_page_size_bytes(self) -> int:
@@ -39,8 +42,23 @@ class TileSpec(_interface.FullAttentionSpec):  # type: ignore[misc]
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
         """One spec for layers of equal ones."""
-        merged: Self = replace(super().merge(specs), bytes_per_token=specs[0].bytes_per_token)
+        first = specs[0]
+        merged: Self = replace(super().merge(specs), bytes_per_token=first.bytes_per_token, recent=first.recent)
         return merged
+
+
+class TileManager(_managers.FullAttentionManager):  # type: ignore[misc]
+    """Blocks of requests, of which a shared prefix is a part that ends before the window."""
+
+    @classmethod
+    def find_longest_cache_hit(cls, block_hashes: Any, max_length: int, *others: Any, **named: Any) -> Any:
+        """Blocks of a prefix that are there, of all tokens but the latest: of those that the window will not hold.
+
+        What is in it is read anew, so that an answer begins behind exact tokens, as behind a prompt of its own.
+        """
+        spec = named["kv_cache_spec"]
+        most = max(max_length + 1 - spec.recent, 0)
+        return super().find_longest_cache_hit(block_hashes, most, *others, **named)
 
 
 def install(backend: type) -> None:
@@ -61,11 +79,22 @@ def _with_spec(original: Any, backend: type) -> Any:
         if not issubclass(self.attn_backend, backend):
             return original(self, vllm_config)
         size = vllm_config.cache_config.block_size
-        each = served_of(vllm_config).page_bytes(self.layer_name) // size
-        return TileSpec(block_size=size, num_kv_heads=1, head_size=each, dtype=torch.uint8, bytes_per_token=each)
+        served = served_of(vllm_config)
+        each, recent = served.page_bytes(self.layer_name) // size, served.engine.recent
+        named = {"bytes_per_token": each, "recent": recent}
+        spec = TileSpec(block_size=size, num_kv_heads=1, head_size=each, dtype=torch.uint8, **named)
+        _register(spec)
+        return spec
 
     setattr(get_kv_cache_spec, _MARK, True)
     return get_kv_cache_spec
+
+
+def _register(spec: TileSpec) -> None:
+    """Tell vLLM which manager such blocks have; asked first, it fills its registry with its own."""
+    registry: Any = import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry
+    if registry.get_manager_class(spec) is not TileManager:
+        registry.register(TileSpec, TileManager, _interface.FullAttentionSpec)
 
 
 def _with_states(original: Any) -> Any:
