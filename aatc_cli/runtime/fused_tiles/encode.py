@@ -108,6 +108,13 @@ class FusedTileLayer(TileLayer):
         super().__init__(layer, codecs, biases, rule, heads, held)
         self.tables = tables
 
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Compile and make what the first tile of rows in ``dtype`` would wait for; nothing where no kernel packs."""
+        if self.tables is not None:
+            _ = self._encoder
+            for side in SIDES:
+                self.latents(side, torch.zeros(1, TILE, self.channels, dtype=dtype, device=self.device))
+
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
         if self.tables is None:
