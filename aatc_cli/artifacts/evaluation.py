@@ -21,6 +21,8 @@ Task = Literal["kl", "perplexity", "distortion"]
 M = TypeVar("M", bound="Measurement")
 
 SCHEMA_VERSION: Final = 3
+# what to do about a file that cannot be read; without --force eval compares with it first
+AGAIN: Final = "remove it, or measure again by aatc eval with --force"
 
 
 class Measurement(Settings):
@@ -194,11 +196,11 @@ def read_sealed(path: Path, remedy: str) -> Any:
 def read_measurement(path: Path, kind: type[M]) -> M:
     """Read one evaluation of one ``kind``; raises `ArtifactError` when the file is not a valid one of this schema."""
     try:
-        return kind.model_validate(read_sealed(path, "run aatc eval again"))
+        return kind.model_validate(read_sealed(path, AGAIN))
     except ValidationError as error:
-        raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", "run aatc eval again") from error
+        raise ArtifactError(f"{path} is not a valid evaluation: {explain(error)}", AGAIN) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval again") from error
+        raise ArtifactError(f"{path} cannot be read: {error}", AGAIN) from error
 
 
 def read_evaluation(path: Path) -> Evaluation:

@@ -90,7 +90,9 @@ def read_manifest(path: Path) -> Manifest:
     """Read and verify the manifest in the directory ``path``; raises `ArtifactError` with the remedy."""
     file = path / MANIFEST
     if not file.is_file():
-        raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}", "give the directory of an artifact")
+        raise ArtifactError(
+            f"{path} is not an artifact: it has no {MANIFEST}", "give the directory of an artifact, or remove this one"
+        )
     try:
         text = read_record(file)
         raw = json.loads(text, parse_constant=_refuse_constant)

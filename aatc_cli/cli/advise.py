@@ -29,21 +29,27 @@ def advise(
     Example: aatc advise --plan run/plans/loss-aware-tiles-2 --link 25Gbps --link 3GB/s --recompute 4.2
     """
     from dataclasses import asdict
+    from math import isfinite
 
     from aatc_cli.artifacts.plan import Plan
     from aatc_cli.artifacts.shipped import find_plan
-    from aatc_cli.cli.choosing import find_source
+    from aatc_cli.cli.choosing import named_source
     from aatc_cli.console import print_json, working
+    from aatc_cli.errors import UsageError
+    from aatc_cli.models.placement import find_device
     from aatc_cli.stages.storing.advise import Question, link_speed, measured_decode, measured_recompute
     from aatc_cli.stages.storing.advise import advise as stage
 
     opened = Plan.open(find_plan(plan))
+    find_device(device)
     for one in link:
         link_speed(one)
+    if recompute is not None and not isfinite(recompute):
+        raise UsageError(f"--recompute must be a number of seconds, got {recompute:g}", "leave it out, or measure it")
     with working("measuring"):
         speed = measured_decode(opened, device) if decode is None else link_speed(decode)
         if recompute is None and model is not None:
-            recompute = measured_recompute(opened, find_source(model, None)[0], context, device, "auto")
+            recompute = measured_recompute(opened, named_source(model), context, device, "auto")
     found = asdict(stage(opened, Question(context, tuple(link), speed, recompute)))
     if json:
         print_json(found)

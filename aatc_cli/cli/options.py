@@ -17,7 +17,7 @@ def a_path(text: str | Path) -> Path:
     return Path(text)
 
 
-def _completed(kind: Literal["models", "recipes"]) -> Callable[[str], list[str]]:
+def completed(kind: Literal["models", "recipes", "studies"]) -> Callable[[str], list[str]]:
     """What a shell completes a name of one kind of packaged profiles to."""
 
     def complete(incomplete: str) -> list[str]:
@@ -36,7 +36,7 @@ ModelOption = Annotated[
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", help="Model profile: a name or a .toml path.", autocompletion=_completed("models")),
+    typer.Option("--profile", help="Model profile: a name or a .toml path.", autocompletion=completed("models")),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 DryRunOption = Annotated[
@@ -54,7 +54,7 @@ DtypeOption = Annotated[
 ]
 RecipeOption = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="Recipe name or .toml path; several allowed.", autocompletion=_completed("recipes")),
+    typer.Option("--recipe", help="Recipe name or .toml path; several allowed.", autocompletion=completed("recipes")),
 ]
 BudgetOption = Annotated[
     list[float] | None, typer.Option("--budget", help="Bits per channel; several allowed: --budget 2,3.")

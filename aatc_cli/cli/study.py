@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aatc_cli.cli.making import given_settings, parameter, settings_parameters
-from aatc_cli.cli.options import shared
+from aatc_cli.cli.options import completed, shared
 
 if TYPE_CHECKING:
     from aatc_cli.artifacts.run import Run
     from aatc_cli.artifacts.study import StudyResult
 
-_Name = Annotated[str, typer.Argument(help="A study (main, headline, ...) or a .toml path.", metavar="NAME")]
+_Name = Annotated[
+    str,
+    typer.Argument(
+        help="A study (main, headline, ...) or a .toml path.", metavar="NAME", autocompletion=completed("studies")
+    ),
+]
 
 
 def study_parameters() -> list[Parameter]:

@@ -32,8 +32,12 @@ def masked_attention(
     return weighted_values(weights, values).to(query.dtype)
 
 
-def attention_with_sums(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[Tensor, Tensor] | None:
-    """Causal attention [B, J, T, D] of T tokens to themselves and the logarithms [B, J, T] of what weights are over.
+def attention_with_sums(
+    query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool = True
+) -> tuple[Tensor, Tensor] | None:
+    """Attention [B, J, T, D] of T tokens to themselves and the logarithms [B, J, T] of what weights are over.
+
+    causal False: to all keys [B, H, S, D] there are.
 
     One call of a fused kernel on a GPU, which knows both; None where there is none for these numbers.
     """
@@ -43,13 +47,13 @@ def attention_with_sums(query: Tensor, keys: Tensor, values: Tensor, scaling: fl
     keys, values = (x.repeat_interleave(share, 1) if share > 1 else x for x in (keys, values))
     given, scale = (query, keys, values), {"scale": scaling}
     if query.dtype == torch.float32:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(*given, None, True, 0.0, True, **scale)
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(*given, None, True, 0.0, causal, **scale)
         return found[0], found[1][..., : query.shape[2]]
     try:
         # faster than the other where there is one for this GPU and these heads
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(*given, None, True, 0.0, True, False, **scale)
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(*given, None, True, 0.0, causal, False, **scale)
     except RuntimeError:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(*given, 0.0, True, False, **scale)
+        found = torch.ops.aten._scaled_dot_product_flash_attention(*given, 0.0, causal, False, **scale)
     return found[0], found[1].reshape(query.shape[:3])
 
 

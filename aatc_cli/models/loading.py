@@ -86,6 +86,7 @@ def leading_device(device: str, *, spread: bool) -> str:
     Raises `UsageError` for a spread model with a device of its own.
     """
     if not spread:
+        find_device(device)
         return device
     if device not in ("cpu", "cuda"):
         raise UsageError(f"--device-map auto places the model itself, not on {device}", "leave out --device")

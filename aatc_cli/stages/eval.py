@@ -8,6 +8,7 @@ from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.evals import Task
 from aatc_cli.evals.call import Call
 from aatc_cli.evals.opened import open_subjects
+from aatc_cli.models.placement import find_device
 
 
 def evaluate(task: Task, call: Call, settings: Any) -> list[Measurement]:
@@ -16,6 +17,7 @@ def evaluate(task: Task, call: Call, settings: Any) -> list[Measurement]:
     settings: of the task's own kind. Raises what the preamble raises (`evals.opened`), and what the task does.
     """
     if call.source is None:
+        find_device(call.options.device)
         measured: list[Measurement] = task.part("measure", "measure_profile")(call, settings)
     else:
         opened = open_subjects(task.name, call.run, call.source, call.subjects, call.options, call.profile)

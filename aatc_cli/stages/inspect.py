@@ -15,6 +15,7 @@ from aatc_cli.artifacts.stats import Stats
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core import SIDES
+from aatc_cli.errors import ArtifactError
 from aatc_cli.stages.inspecting.facts import Inspection, Table
 from aatc_cli.stages.inspecting.plan import inspect_plan
 from aatc_cli.stages.inspecting.run import inspect_run
@@ -25,6 +26,9 @@ _TINY = 1e-300
 
 def inspect_path(path: Path, context: int) -> Inspection:
     """Inspect an artifact directory, a run directory or an evaluation file; raises `ArtifactError` otherwise."""
+    if path.is_file() and path.suffix != ".json":
+        problem = f"{path} is neither an artifact, nor a run, nor an evaluation file"
+        raise ArtifactError(problem, "give a run, the folder of an artifact, or a file of RUN/evals")
     if path.is_file():
         return _inspect_result(path)
     if not (path / MANIFEST).is_file():

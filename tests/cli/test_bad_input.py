@@ -227,6 +227,7 @@ def test_windows_to_evaluate(refuses: Any, run_folder: Path, tiny_llama: Path, c
     where = ("eval", "--run", run_folder, "--model", tiny_llama, "--text", corpus, "--recipe", "fp16")
     refuses(*where, "--length", 513, says=("513 tokens", "context of 512"), folder=run_folder)
     refuses(*where, "--length", 64, "--first", 63, code=2, says=("--first 63",), folder=run_folder)
+    refuses(*where, "--device", "cuda:99", says=("device cuda:99", "CUDA"), folder=run_folder)
     where = ("eval", "distortion", *where[1:])
     refuses(*where, "--length", 64, code=2, says=("fp16 has no quantizer",), folder=run_folder)
 
@@ -576,6 +577,8 @@ def test_the_hint_for_a_long_text_is_one_that_helps(
 
 def test_long_and_odd_arguments(refuses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("ours")
+    refuses("inspect", "notes.txt", says=("neither an artifact, nor a run",), folder=tmp_path)
     refuses("inspect", "x" * 5000, says=("File name too long",), folder=tmp_path)
     refuses("inspect", "two\nlines", says=("there are no artifacts in two lines",), folder=tmp_path)
     refuses("inspect", os.fsdecode(b"\xff\xfe"), says=("there are no artifacts in",), folder=tmp_path)

@@ -97,6 +97,15 @@ def test_a_store_for_reading_is_checked(aatc, asked, tmp_path, monkeypatch):
     assert aatc("cache", "check", "--store", str(tmp_path / "store")).out.startswith("0 damaged")
 
 
+def test_advice_on_what_is_not_there(aatc, run):
+    plan = ["--plan", str(run / "plans" / "loss-aware-tiles-3"), "--link", "1GB/s"]
+    endless = aatc("advise", *plan, "--decode", "1GB/s", "--recompute", "inf", "--json")
+    assert (endless.code, endless.err.splitlines()[0]) == (2, "Error: --recompute must be a number of seconds, got inf")
+    device = aatc("advise", *plan, "--device", "cuda:99")
+    assert device.code == 1
+    assert "CUDA devices that torch sees" in device.err
+
+
 def test_no_model_for_a_prefix(aatc, asked):
     where = asked.index("--model")
     outcome = aatc("cache", "put", *asked[:where], *asked[where + 2 :])

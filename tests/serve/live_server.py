@@ -1,6 +1,6 @@
-"""The server of vLLM as `aatc serve` starts it: chats, requests that cannot be, RULER, and an engine that is killed.
+"""The server of vLLM as `aatc serve` starts it: chats, what cannot be, too few blocks, and an engine that is killed.
 
-    python tests/serve/live_server.py --model FOLDER --plan FOLDER [--memory 0.3] [--ruler 16]
+    python tests/serve/live_server.py --model FOLDER --plan FOLDER [--vllm=--gpu-memory-utilization=0.1]
 
 Every line of the output is one JSON document. Needs vLLM and a GPU.
 """
@@ -10,20 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
-import types
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 STARTED = time.time()
 BASE = "http://127.0.0.1:8765"
+AATC = [sys.executable, "-m", "aatc_cli"]
+# requests at once, tokens of their prompts and answers: what they hold together grows beyond the blocks there are
+REQUESTS, PROMPT, ANSWER = 16, 3000, 320
 
 
 def say(**facts) -> None:
@@ -56,40 +57,36 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--plan", required=True)
-    parser.add_argument("--memory", default="0.1")
-    parser.add_argument("--wait", type=float, default=150)
+    parser.add_argument("--wait", type=float, default=200)
     parser.add_argument("--length", type=int, default=4160)
-    parser.add_argument("--ruler", type=int, default=0, help="prompts of each subtask of RULER at 4096 tokens")
-    parser.add_argument("--prompts", help="a file of those prompts, which is written if it is not there")
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which no further subtask is begun")
+    parser.add_argument("--log", default="server.log", help="what the server says")
+    parser.add_argument("--vllm", action="append", default=[], help="more arguments of vLLM")
     given = parser.parse_args()
-    more = ("--port=8765", "--host=127.0.0.1", f"--gpu-memory-utilization={given.memory}", "--served-model-name=it")
-    more += ("--kv-cache-memory-bytes=1073741824",)
-    length = str(given.length)
-    command = ["serve", "--plan", given.plan, "--model", given.model, "--max-model-len", length, "--max-num-seqs", "16"]
-    command += [f"--vllm={argument}" for argument in more]
-    printed = subprocess.run([sys.executable, "-m", "aatc_cli", *command], capture_output=True, text=True, check=False)
-    say(printed=printed.stdout.strip(), told=printed.stderr.strip().splitlines(), code=printed.returncode)
-    server = subprocess.Popen([sys.executable, "-m", "aatc_cli", *command, "--start"], stdout=sys.stderr)
-    wrong = [sys.executable, "-m", "aatc_cli", "serve", "--plan", given.plan, "--model", given.model]
-    refused = subprocess.run([*wrong, "--vllm=--block-size=16"], capture_output=True, text=True, check=False)
-    say(refused=refused.stderr.strip().splitlines(), code=refused.returncode)
-    try:
-        while ask("/health", seconds=2)[0] != 200:
-            if server.poll() is not None or time.time() - STARTED > given.wait:
-                say(started=False, code=server.poll())
-                return
-            time.sleep(0.5)
-        say(started=True)
-        chats(given.length)
-        if given.ruler:
-            ruler(given)
-        killed(server)
-    finally:
-        for process in [*children(server.pid), server.pid] if server.poll() is None else []:
-            os.kill(process, signal.SIGKILL)
-    if given.ruler:
-        own(given)
+    command = [*AATC, "serve", "--plan", given.plan, "--model", given.model, "--max-model-len", str(given.length)]
+    command += ["--max-num-seqs", str(REQUESTS), "--vllm=--served-model-name=it", "--vllm=--host=127.0.0.1"]
+    command += [f"--vllm={argument}" for argument in given.vllm]
+    printed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    say(printed=json.loads(printed.stdout)["command"], code=printed.returncode)
+    block = json.loads(printed.stdout)["block_bytes"]
+    # for the prompts there are blocks enough, for the answers there are not
+    blocks = REQUESTS * (PROMPT // 64 + 1) + 4
+    with Path(given.log).open("w") as log:
+        memory = (f"--vllm=--kv-cache-memory-bytes={blocks * block}", "--vllm=--port=8765", "--start")
+        server = subprocess.Popen([*command, *memory], stdout=log, stderr=log)
+        refused(command, block)
+        try:
+            while ask("/health", seconds=2)[0] != 200:
+                if server.poll() is not None or time.time() - STARTED > given.wait:
+                    say(started=False, code=server.poll())
+                    return
+                time.sleep(0.5)
+            say(started=True)
+            chats(given.length)
+            crowded(Path(given.log))
+            killed(server, Path(given.log))
+        finally:
+            for process in [*children(server.pid), server.pid] if server.poll() is None else []:
+                os.kill(process, signal.SIGKILL)
 
 
 CHAT = {
@@ -98,7 +95,17 @@ CHAT = {
     "max_tokens": 40,
     "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
 }
-SUBTASKS = ["niah_single_1", "niah_single_2", "niah_multikey_1", "vt"]
+
+
+def refused(command: list[str], block: int) -> None:
+    """What does not start: an argument that the plan decides, and blocks that hold less than one text."""
+    for more in (["--vllm=--block-size=16"], [f"--vllm=--kv-cache-memory-bytes={20 * block}", "--vllm=--port=8766"]):
+        before = time.time()
+        found = subprocess.run([*command, *more, "--start"], capture_output=True, text=True, check=False)
+        told = [
+            line for line in found.stderr.splitlines() if "loss-aware" in line or line.startswith(("Error", "Hint"))
+        ]
+        say(refused=more[0], told=told[-4:], code=found.returncode, seconds=round(time.time() - before, 1))
 
 
 def chats(length: int) -> None:
@@ -114,96 +121,47 @@ def chats(length: int) -> None:
     say(longer_answer_than_the_model=status, answer=text[:300])
 
 
-def ruler_jobs(given: argparse.Namespace):
-    """Prompts of RULER at 4096 tokens, as `aatc eval ruler` makes them, or as they were made before (``--prompts``)."""
-    from aatc_cli.evals.ruler.job import make_jobs
-    from aatc_cli.evals.ruler.settings import Settings
-    from aatc_cli.models.loading import find_model, load_tokenizer
-    from aatc_cli.text.sources import documents, parse_source
-
-    if given.prompts and Path(given.prompts).exists():
-        with Path(given.prompts).open("rb") as file:
-            jobs = pickle.load(file)
-        return jobs, load_tokenizer(find_model(given.model))
-    settings = Settings(context=(4096,), limit=given.ruler)
-    text = "\n\n".join(document for spec in settings.text for document in documents(parse_source(spec)))
-    tokenizer = load_tokenizer(find_model(given.model))
-    jobs, left_out = make_jobs(SUBTASKS, settings, tokenizer, text)
-    assert not left_out, left_out
-    if given.prompts:
-        with Path(given.prompts).open("wb") as file:
-            pickle.dump(jobs, file)
-    return jobs, tokenizer
+def asked(number: int) -> dict:
+    """A completion of the length that crowds."""
+    prompt = [(7 * i + 13 * number) % 40000 + 100 for i in range(PROMPT)]
+    return {"model": "it", "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
 
 
-def scored(job, texts: list[str]) -> float:
-    from aatc_cli.text.ruler.score import score
-
-    found = [score(text, sample.prompt.answers, job.metric) for text, sample in zip(texts, job.samples, strict=True)]
-    return 100 * sum(found) / len(found)
-
-
-TEXTS: dict[str, list[str]] = {}
-
-
-def ruler(given: argparse.Namespace) -> None:
-    """RULER through the server's completions, sixteen requests at a time."""
-    jobs, _ = ruler_jobs(given)
-    for job in jobs:
-        if time.time() - STARTED > given.seconds:
-            break
-        before = time.time()
-
-        def complete(sample, room=job.room) -> str:
-            asked = {"model": "it", "prompt": sample.tokens, "max_tokens": room, "temperature": 0}
-            status, text = ask("/v1/completions", asked, seconds=120)
-            return json.loads(text)["choices"][0]["text"] if status == 200 else f"status {status}: {text[:200]}"
-
-        with ThreadPoolExecutor(16) as pool:
-            TEXTS[job.subtask] = list(pool.map(complete, job.samples))
-        say(
-            ruler_of_the_server=job.subtask,
-            score=scored(job, TEXTS[job.subtask]),
-            of=len(job.samples),
-            first=TEXTS[job.subtask][0][:120],
-            seconds=round(time.time() - before, 1),
-        )
+def crowded(log: Path) -> None:
+    """More tokens than there are blocks for: all are answered whole, and the log names the plan."""
+    before = time.time()
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        found = list(pool.map(lambda n: ask("/v1/completions", asked(n), seconds=120), range(REQUESTS)))
+    whole = [status == 200 and json.loads(text)["usage"]["completion_tokens"] == ANSWER for status, text in found]
+    told = [line for line in log.read_text().splitlines() if "no block was free" in line]
+    say(crowded=dict(Counter(status for status, _ in found)), whole=sum(whole), of=REQUESTS, told=told[-2:])
+    say(crowded_seconds=round(time.time() - before, 1))
 
 
-def own(given: argparse.Namespace, jobs=None) -> None:
-    """The same prompts by the fused cache of the same plan without the server."""
-    from aatc_cli.artifacts.plan import Plan
-    from aatc_cli.evals.answers.asking import Asker
-    from aatc_cli.models.loading import find_model, load_model, load_tokenizer
-    from aatc_cli.runtime.attach import prepare
-
-    tokenizer = load_tokenizer(find_model(given.model))
-    jobs = jobs or ruler_jobs(given)[0]
-    model = load_model(find_model(given.model), device="cuda", dtype="float32")
-    session = prepare(model, Plan.open(Path(given.plan)), "fused")
-    options = types.SimpleNamespace(batch=16, device="cuda")
-    opened: Any = types.SimpleNamespace(model=lambda: model, tokenizer=tokenizer, options=options)
-    subject: Any = types.SimpleNamespace(name=session.name)
-    asker = Asker(opened, {session.name: session})
-    for job in [job for job in jobs if job.subtask in TEXTS]:
-        [found], seconds = asker.answers(job.what, job.samples, job.metric, job.room, [subject])
-        texts = [answer.text for answer in found]
-        # own answers end where their score cannot rise any more
-        alike = sum(a.strip().startswith(b.strip()) for a, b in zip(TEXTS[job.subtask], texts, strict=True))
-        say(ruler_of_our_own=job.subtask, score=scored(job, texts), begin_alike=alike, seconds=round(seconds, 1))
-
-
-def killed(server: subprocess.Popen) -> None:
-    """What a client and the server see of an engine that is killed."""
+def killed(server: subprocess.Popen, log: Path) -> None:
+    """What clients, some of them in the middle of an answer, and the server see of an engine that is killed."""
     engine = [p for p in children(server.pid) if "EngineCore" in Path(f"/proc/{p}/comm").read_text() + title(p)]
     say(engine_processes=engine)
-    for process in engine[:1]:
-        os.kill(process, signal.SIGKILL)
-    before = time.time()
+    ended: list[float] = []
+
+    def complete(number: int) -> int:
+        status, _ = ask("/v1/completions", asked(number), seconds=60)
+        ended.append(time.time())
+        return status
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        running = [pool.submit(complete, number) for number in range(REQUESTS)]
+        time.sleep(4)
+        before = time.time()
+        for process in engine[:1]:
+            os.kill(process, signal.SIGKILL)
+        statuses = Counter(each.result() for each in running)
+    say(running_when_killed=dict(statuses), last_after=round(max(ended) - before, 2))
     status, text = ask("/v1/chat/completions", CHAT, seconds=30)
     say(after_the_engine_was_killed=status, answer=text[:300], seconds=round(time.time() - before, 2))
     try:
-        say(server_ended=server.wait(30), seconds=round(time.time() - before, 2))
+        code = server.wait(30)
+        say(server_ended=code, seconds=round(time.time() - before, 2), told=log.read_text().splitlines()[-2:])
     except subprocess.TimeoutExpired:
         say(server_ended=None)
 

@@ -397,29 +397,6 @@ def shared(given: argparse.Namespace) -> None:
     say(hits_against_own_prompts=same(again, own))
 
 
-def ruler(given: argparse.Namespace) -> None:
-    """RULER at 4096 tokens through the engine without its server, beside our own runs of the same prompts."""
-    import live_server
-    from vllm import SamplingParams
-
-    jobs, tokenizer = live_server.ruler_jobs(
-        argparse.Namespace(model=given.model, ruler=given.ruler, prompts=given.file)
-    )
-    changes = {"max_model_len": 4160, "max_num_seqs": 16, "max_num_batched_tokens": 16640}
-    # a prompt that is cut reads its own beginning packed
-    changes["enable_chunked_prefill"] = False
-    llm = engine(given.model, given.plan, given, kv_cache_memory_bytes=1 << 30, **changes)
-    end = tokenizer.raw.eos_token_id
-    for job in jobs:
-        job.samples[given.ruler :] = []
-        wanted = SamplingParams(temperature=0.0, max_tokens=job.room, stop_token_ids=[end], detokenize=False)
-        outputs = llm.generate([{"prompt_token_ids": s.tokens} for s in job.samples], wanted, use_tqdm=False)
-        texts = [tokenizer.raw.decode(o.outputs[0].token_ids, skip_special_tokens=True) for o in outputs]
-        live_server.TEXTS[job.subtask] = texts
-        say(ruler_of_the_engine=job.subtask, score=live_server.scored(job, texts), of=len(texts), first=texts[0][:80])
-    live_server.own(given, jobs)
-
-
 def compiled(given: argparse.Namespace) -> None:
     """Compile the kernels of a plan, several at once, for whoever comes next."""
     from pathlib import Path
@@ -450,7 +427,7 @@ def bench(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("compiled", "correct", "control", "shared", "ruler", "bench"))
+    parser.add_argument("what", choices=("compiled", "correct", "control", "shared", "bench"))
     parser.add_argument("--model")
     parser.add_argument("--plan")
     parser.add_argument("--dtype", default="float32")
@@ -464,8 +441,6 @@ def main() -> None:
     parser.add_argument("--text", help="a file of text to take prompts from, in place of random tokens")
     parser.add_argument("--stripe", default="0/1", help="which of how many parts of the references to compute")
     parser.add_argument("--seconds", type=float, default=0, help="after which no more references are begun")
-    parser.add_argument("--ruler", type=int, default=8, help="prompts of a subtask")
-    parser.add_argument("--prompts-file", dest="file", help="prompts that live_server.py has made")
     parser.add_argument("--longest", type=int, default=1200)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--room", type=float, default=1.2, help="blocks, as a share of what all prompts take")
@@ -482,14 +457,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU that vLLM takes")
     given = parser.parse_args()
     prepare()
-    work = {
-        "compiled": compiled,
-        "correct": correct,
-        "control": control,
-        "shared": shared,
-        "ruler": ruler,
-        "bench": bench,
-    }
+    work = {"compiled": compiled, "correct": correct, "control": control, "shared": shared, "bench": bench}
     work[given.what](given)
 
 

@@ -482,6 +482,8 @@ def test_the_command_serves_what_was_checked(aatc, tile_plan):
     assert parts[name + 1 : name + 3] == [str(folder), opened.served_as]
     assert opened.served_as.startswith("loss-aware-tiles-even-2@")
     assert "--no-enable-chunked-prefill" in parts
+    long = aatc("serve", "--plan", plan.path, "--model", folder, "--max-num-seqs", 2000, "--json").json["arguments"]
+    assert long[long.index("--max-num-batched-tokens") + 1] == "2512"
     graphs = json.loads(parts[parts.index("--compilation-config") + 1])
     assert graphs["cudagraph_capture_sizes"] == [1, 2, 4, 8, 16, 32, 64]
     assert command.graphs(24)["cudagraph_capture_sizes"] == [1, 2, 4, 8, 16, 24]

@@ -68,11 +68,18 @@ def ask_in_parts(
             open_jobs.append((job, missing))
     size = max(_PART, opened.options.batch)
     shares: dict[tuple[str, ...], float | None] = {}
+    known: dict[str, tuple[str, ...]] = {}
+
+    def stats_of(subject: Subject) -> tuple[str, ...]:
+        if subject.plan is None:
+            return ()
+        if subject.name not in known:
+            known[subject.name] = tuple(sorted(subject.plan.transform().manifest.inputs.values()))
+        return known[subject.name]
 
     def share_of(subject: Subject, job: J) -> float | None:
-        # plans of one Transform were calibrated on the same text
-        inputs = () if subject.plan is None else tuple(sorted(subject.plan.manifest.inputs.values()))
-        key = (job.prompts, *inputs)
+        # plans whose Transforms come of the same Stats were calibrated on the same text
+        key = (job.prompts, *stats_of(subject))
         if key not in shares:
             shares[key] = calibrated_share(opened, subject, job.samples, job.what)
         return shares[key]

@@ -39,7 +39,8 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
     for name, reason in left_out.items():
         say(f"eval: {name} is left out: {reason}")
     if not jobs:
-        raise AatcError(f"no RULER task can be asked: {next(iter(left_out.values()))}", "give a larger --context")
+        problem, _, remedy = next(iter(left_out.values())).rpartition("; ")
+        raise AatcError(f"no RULER task can be asked: {problem}", remedy)
     ask_in_parts(opened, ledger, jobs, asking(opened, forced=forced, server=server))
     ledger.leave_out(opened.subjects, left_out)
     return [ledger.results[subject.name] for subject in opened.subjects]

@@ -41,9 +41,12 @@ class Frame:
 
     def say_seen(self) -> None:
         """Say which subjects were calibrated on this very text."""
+        by_share: dict[str, list[str]] = {}
         for name, share in self.seen.items():
             if share:
-                say(f"eval: {share:.0%} of {self.text} is calibration text of {name}: its figures flatter it")
+                by_share.setdefault(f"{share:.0%}", []).append(name)
+        for share, names in by_share.items():
+            say(f"eval: {share} of {self.text} is calibration text of {', '.join(names)}: its figures flatter a plan")
 
     @property
     def text(self) -> str:

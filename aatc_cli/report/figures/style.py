@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from io import StringIO
@@ -85,7 +86,10 @@ def draw(name: str, width: float, height: float, paint: Callable[[Any], None], t
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
         buffer = StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        with warnings.catch_warnings():
+            # of letters that the font lacks, which a name of a text may have
+            warnings.filterwarnings("ignore", message="Glyph ")
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     opening = (
         f'<svg style="width: {100 * width / FULL_WIDTH:.3g}%" role="img" aria-labelledby="{name}-title {name}-told" '
     )

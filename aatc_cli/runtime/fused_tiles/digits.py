@@ -76,18 +76,6 @@ class Digits:
         found: Tensor = field.sum(-1).to(torch.uint8)
         return found
 
-    def unpack(self, data: Tensor, size: int) -> Tensor:
-        """What these digits add to codes u [..., 16, E], from their bytes; E is ``size``."""
-        token, digit = self.fields(data.device)
-        places = self.bits * torch.arange(8 // self.bits, device=data.device)
-        fields = (data.to(torch.int64)[..., None] >> places) & (2**self.bits - 1)
-        digits = fields.new_zeros(*data.shape[:-1], ROWS, self.count)
-        digits[..., token, digit] = fields
-        channel, shift = self._tables(data.device)
-        mine = digits[..., : channel.numel()] << shift
-        found: Tensor = mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, channel, mine)
-        return found
-
     def middled(self, codes: Tensor) -> Tensor:
         """Digits of codes u [..., E] from the middle of what they may be: float64 [..., n]."""
         channel, shift = self._tables(codes.device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from aatc_cli.core.tile_packing import SidePacking
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.digits import ROWS, Digits, digits_of
+from aatc_cli.runtime.fused_tiles.fields import Fields, Stored
 
 _HEADER = 3 * ROWS
 
@@ -47,6 +49,10 @@ class Record:
                 starts[side].append(at)
                 at += part.nbytes
         return cls(digits, starts, at if at > _HEADER else 0)
+
+    def held(self, side: Side) -> list[tuple[Digits, int]]:
+        """Digits of a side of all sizes that there are, and where they begin."""
+        return [(part, at) for part, at in zip(self.digits[side], self.starts[side], strict=True) if part.count]
 
 
 class RecordTiles:
@@ -115,28 +121,18 @@ class RecordTiles:
 
     def coded(self, data: Tensor) -> tuple[dict[Side, list[tuple[Tensor, Tensor]]], Tensor]:
         """Inverse of `packed`: codes and token scales by side and class, and rows [..., heads, t]."""
-        rule, lead = self.rule, data.shape[:-1]
-        rows = torch.zeros(*lead, self.heads, rule.tile, dtype=torch.int64, device=data.device)
-        shape = (*lead, rule.tile, self.heads, self.size)
-        codes = {side: torch.zeros(shape, dtype=torch.int64, device=data.device) for side in SIDES}
-        alpha = {side: torch.zeros(shape[:-1], dtype=torch.float16, device=data.device) for side in SIDES}
-        for head in range(self.heads):
-            start, missing = 0, list[slice]()
-            for k, quota in enumerate(rule.quotas):
-                record, part = self.records[head][k], slice(start, start + quota)
-                start += quota
-                if not record.nbytes:
-                    missing.append(part)
-                    continue
-                size = quota // ROWS * record.nbytes
-                at = self.starts[head][k]
-                found = torch.unflatten(data[..., at : at + size], -1, (-1, record.nbytes))
-                rows[..., head, part] = found[..., :ROWS].flatten(-2).to(torch.int64)
-                for index, side in enumerate(SIDES, 1):
-                    scales = found[..., index * ROWS : (index + 1) * ROWS].flatten(-2)
-                    alpha[side][..., part, head] = unpack_scales(scales)
-                    codes[side][..., part, head, :] = _unpacked(record, found, side, self.size).flatten(-3, -2)
-            _fill(rows[..., head, :], missing)
+        places = self._headers
+        found = data.index_select(-1, places.flatten()).view(*data.shape[:-1], *places.shape)
+        rows = found[..., 0, :, :].to(torch.int64)
+        for head, held, missing in self._missing:
+            _fill(rows[..., head, :], held, missing)
+        codes = {side: self._fields[side].codes(data) for side in SIDES}
+        alpha = {}
+        for index, side in enumerate(SIDES, 1):
+            scales = unpack_scales(found[..., index, :, :]).to(torch.float16)
+            for head, _, missing in self._missing:
+                scales[..., head, :].index_fill_(-1, missing, 0.0)
+            alpha[side] = scales.transpose(-2, -1)
         return {side: self._by_class(codes[side], alpha[side]) for side in SIDES}, rows
 
     def bytes_by_cause(self, packed: TileBytes) -> TileBytes:
@@ -148,6 +144,44 @@ class RecordTiles:
         )
         padding = self.nbytes - packed.codes_keys - packed.codes_values - _HEADER * count
         return TileBytes(packed.codes_keys, packed.codes_values, padding, 2.0 * ROWS * count, 1.0 * ROWS * count)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.sides["k"].codec.codec.encode.device
+
+    @cached_property
+    def _headers(self) -> Tensor:
+        """Bytes of a tile with places, key scales and value scales of rows: int32 [3, H, t]; zero where none is."""
+        found = torch.zeros(3, self.heads, self.rule.tile, dtype=torch.int32)
+        for head, row in enumerate(self.records):
+            rows = torch.split(found[:, head], list(self.rule.quotas), -1)
+            for record, part, start in zip(row, rows, self.starts[head], strict=True):
+                blocks = torch.arange(part.shape[1] // ROWS)[:, None] * record.nbytes
+                first = (start + blocks + torch.arange(ROWS)).flatten()
+                part.copy_(first + ROWS * torch.arange(3)[:, None] if record.nbytes else part)
+        return found.to(self._device)
+
+    @cached_property
+    def _missing(self) -> list[tuple[int, Tensor, Tensor]]:
+        """Heads with rows that no record has: rows that one has, and the others."""
+        quotas, found = torch.tensor(self.rule.quotas), []
+        for head, row in enumerate(self.records):
+            held = torch.tensor([record.nbytes > 0 for record in row]).repeat_interleave(quotas)
+            if not bool(held.all()):
+                there, missing = (part.nonzero()[:, 0].to(self._device) for part in (held, ~held))
+                found.append((head, there, missing))
+        return found
+
+    @cached_property
+    def _fields(self) -> dict[Side, Fields]:
+        found = {}
+        for side in SIDES:
+            stored = [
+                [Stored(start, record.nbytes, record.held(side)) for record, start in zip(row, starts, strict=True)]
+                for row, starts in zip(self.records, self.starts, strict=True)
+            ]
+            found[side] = Fields.of(stored, self.rule.quotas, self.size).to(self._device)
+        return found
 
     def _by_class(self, codes: Tensor, alpha: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Codes [..., t, heads, E] and scales [..., t, heads] in the order of the classes, cut into them."""
@@ -165,26 +199,11 @@ def _packed(record: Record, places: Tensor, coded: Mapping[Side, tuple[Tensor, T
     return torch.cat(blocks, -1)
 
 
-def _unpacked(record: Record, data: Tensor, side: Side, size: int) -> Tensor:
-    """Codes [..., blocks, 16, E] of one side of records [..., blocks, nbytes]."""
-    codes = torch.zeros(*data.shape[:-1], ROWS, size, dtype=torch.int64, device=data.device)
-    for digits, start in zip(record.digits[side], record.starts[side], strict=True):
-        if digits.count:
-            codes += digits.unpack(data[..., start : start + digits.nbytes], size)
-    return codes
-
-
-def _fill(rows: Tensor, missing: list[slice]) -> None:
-    """Put the places that no record has behind one another where ``missing`` says, in place: rows [..., t]."""
-    if not missing:
-        return
-    held = torch.ones(rows.shape[-1], dtype=torch.bool, device=rows.device)
-    for part in missing:
-        held[part] = False
-    present = torch.zeros_like(rows, dtype=torch.bool)
-    if bool(held.any()):
-        present.scatter_(-1, rows[..., held], True)
-    rows[..., ~held] = present.to(torch.int8).argsort(dim=-1, stable=True)[..., : int((~held).sum())]
+def _fill(rows: Tensor, held: Tensor, missing: Tensor) -> None:
+    """Put the places that no record has behind one another into the ``missing`` rows, in place: rows [..., t]."""
+    present = torch.zeros_like(rows, dtype=torch.int8).scatter_(-1, rows.index_select(-1, held), 1)
+    order = present.argsort(dim=-1, stable=True)[..., : missing.numel()]
+    rows.index_copy_(-1, missing, order)
 
 
 def _check(codecs: Mapping[Side, TileCodec], rule: TileRule, heads: int) -> None:

@@ -145,8 +145,8 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
         "--block-size": str(TILE),
         "--max-model-len": str(wanted.length),
         "--max-num-seqs": str(wanted.requests),
-        # a prompt is read whole, see below
-        "--max-num-batched-tokens": str(max(wanted.length or 0, 2048)),
+        # the longest prompt is read whole, see below, beside all that decode
+        "--max-num-batched-tokens": str(max((wanted.length or 0) + wanted.requests, 2048)),
         "--compilation-config": json.dumps(graphs(wanted.requests)),
         "--additional-config": json.dumps({"aatc": {"plan": where} | asked}),
     }

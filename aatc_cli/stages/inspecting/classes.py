@@ -9,7 +9,16 @@ import numpy as np
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.core import SIDES
 
-COLUMNS = ["class", "tokens of a tile", "share", "cost of keys", "of values", "bits of keys", "of values", "masked"]
+COLUMNS = [
+    "class",
+    "tokens of a tile",
+    "share",
+    "cost of keys",
+    "of values",
+    "bits of keys",
+    "of values",
+    "heads masked",
+]
 
 
 def class_facts(plan: Plan) -> list[dict[str, Any]]:
@@ -41,6 +50,6 @@ def class_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     for k, fact in enumerate(facts):
         numbers = [f"{fact[name]:.3g}" for name in ("key_cost", "value_cost")]
         bits = [f"{fact[name]:.2f}" for name in ("bits_keys", "bits_values")]
-        masked = f"{fact['masked']:.1%} of heads"
+        masked = f"{fact['masked']:.1%}"
         rows.append([str(k), str(fact["tokens"]), f"{fact['share']:.1%}", *numbers, *bits, masked])
     return rows

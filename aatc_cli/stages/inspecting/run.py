@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aatc_cli.artifacts.evaluation import read_sealed
+from aatc_cli.artifacts.evaluation import AGAIN, read_sealed
 from aatc_cli.artifacts.manifest import MANIFEST, Manifest, digest_of, read_manifest
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.run import Run
@@ -100,11 +100,11 @@ def protocol_of(data: Mapping[str, Any]) -> str:
 def read_evaluation_data(path: Path) -> dict[str, Any]:
     """The data of an evaluation file of any task, checked against its digest; raises `ArtifactError`."""
     try:
-        data = read_sealed(path, "run aatc eval again")
+        data = read_sealed(path, AGAIN)
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "run aatc eval again") from error
+        raise ArtifactError(f"{path} cannot be read: {error}", AGAIN) from error
     if not isinstance(data, dict):
-        raise ArtifactError(f"{path} is not an evaluation", "run aatc eval again")
+        raise ArtifactError(f"{path} is not an evaluation", AGAIN)
     return data
 
 

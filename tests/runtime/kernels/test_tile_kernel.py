@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles import forms
 from aatc_cli.runtime.fused_tiles.digits import digits_of
+from aatc_cli.runtime.fused_tiles.fields import Fields, Stored
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
@@ -165,7 +167,11 @@ def test_digits_of_full_planes_leave_no_room(side: Side) -> None:
     assert fours.count > 0
     assert fours.count % 16 == 0
     codes = torch.stack([torch.randint(2**w, (16,), generator=torch.Generator().manual_seed(w)) for w in widths], -1)
-    assert torch.equal(sum(part.unpack(part.pack(codes), len(widths)) for part in (fours, twos, ones)), codes)
+    digits = fours, twos, ones
+    starts = accumulate((part.nbytes for part in digits[:2]), initial=0)
+    record = torch.cat([part.pack(codes) for part in digits])
+    fields = Fields.of([[Stored(0, len(record), list(zip(digits, starts, strict=True)))]], (16,), len(widths))
+    assert torch.equal(fields.codes(record)[:, 0], codes)
 
 
 def test_levels_that_are_not_even_are_refused() -> None:
