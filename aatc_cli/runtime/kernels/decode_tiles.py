@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +22,43 @@ _SHARED_OF_PROGRAM = 233_472 - 1_152
 _MOST_PARTS = 1024
 # what starting and ending a program costs, in tiles
 _START = 24
+# what programs of exact tokens cost, in tiles
+_LATE = 30
 # tiles of a program at most: sequences may be of several lengths
 _MOST_TILES = 512
 # tiles that share a turned query, and those of a warp that are under way
 _SPAN, _MOST_PLACES = 2, 4
 
 
+class _Launch(NamedTuple):
+    """Warps of a program; tiles of a warp that there is shared memory for; records that it goes through at once.
+
+    places: the next tile comes while one is read, if there are two. near_turns: whether turns of places are in shared
+    memory, for which wide heads of many bits have no room.
+    """
+
+    warps: int
+    places: int
+    records: int
+    near_turns: bool
+
+
+_LAUNCHES = (
+    _Launch(16, 2, 1, True),
+    *(_Launch(12, places, 2, True) for places in (4, 3, 2)),
+    *(_Launch(warps, 2, 1, True) for warps in (12, 8, 4)),
+    *(_Launch(4, 1, 1, near) for near in (True, False)),
+)
+# registers of a warp's lane up to which it goes through two records: above, it would keep sums in memory
+_PAIR_REGISTERS = 180
+
+
 @dataclass(frozen=True)
 class TileSteps:
     """Forms that classes have, and bytes beyond a record that are read where digits do not fill theirs.
 
-    A form is how many steps of 32 digits of 4, 2 and 1 bits there are, of keys or of values; the kernel has straight
-    code for each.
+    A form is how many steps of 32 digits of 4, 2 and 1 bits there are, of keys and, at the same place, of values; the
+    kernel has a walk over tiles for each.
     """
 
     keys: tuple[tuple[int, int, int], ...]
@@ -79,12 +104,7 @@ class TileShape:
     @property
     def warps(self) -> int:
         """Warps of a program: four of them multiply together, all share its tables."""
-        return self._launch[0]
-
-    @property
-    def places(self) -> int:
-        """Tiles of a warp that there is shared memory for: the next one comes while one is read, if there are two."""
-        return self._launch[1]
+        return self._launch.warps
 
     @property
     def threads(self) -> int:
@@ -97,31 +117,41 @@ class TileShape:
         return 1 if self.group <= 4 else 2 * -(-self.group // 8)
 
     @cached_property
-    def _launch(self) -> tuple[int, int]:
-        """Warps of a program and places: as many warps as there are registers and shared memory for."""
+    def _launch(self) -> _Launch:
+        """Sixteen warps with one record each, twelve with two, or what there are registers and shared memory for."""
         lots = self.dim // 16
-        # sums of keys and of values, two operands, turned queries, and what else there is
-        registers = 4 * lots + 4 * self.sets * self.steps.sums + 8 + (2 * lots if self.group <= 4 else 0) + 40
-        most = 16 if registers <= 144 else 12 if registers <= 190 else 8
-        for warps, places in ((16, 2), (12, 2), (8, 2), (4, 2)):
-            if warps <= most and max(self._walk_bytes(warps, places), self._merge_bytes(warps)) <= _SHARED_OF_PROGRAM:
-                return warps, places
-        return 4, 1
+        # sums of values, operands, turned queries and what else there is; then the sums of keys of a record
+        registers = 4 * self.sets * self.steps.sums + 48 + (2 * lots if self.group <= 4 else 0)
+        most = 16 if registers + 4 * lots <= 144 else 12 if registers + 4 * lots <= 190 else 8
+        for found in _LAUNCHES:
+            held = registers + 8 * lots <= _PAIR_REGISTERS if found.records > 1 else found.warps <= most
+            if held and max(self._walk_bytes(found), self._merge_bytes(found.warps)) <= _SHARED_OF_PROGRAM:
+                return found
+        return _LAUNCHES[-1]
 
     def chunk(self, processors: int) -> int:
-        """Tiles of a program: such that rounds of programs over the device are done soonest.
+        """Tiles of a program, whole spans: such that rounds of programs over the device are done soonest.
 
-        A program costs as much as `_START` tiles beside its own; at most `_MOST_PARTS` share a head.
+        A program costs as much as `_START` tiles beside its own, and those of exact tokens, which come last, `_LATE`
+        where the last round leaves too little of the device to them; at most `_MOST_PARTS` share a head.
         """
-        heads, once = self.batch * self.kv_heads * self.classes, _SPAN * self.warps
+        heads = self.batch * self.kv_heads
 
         def cost(chunk: int) -> int:
-            return -(-heads * -(-self.max_tiles // chunk) // processors) * (chunk + _START)
+            walking = heads * self.classes * -(-self.max_tiles // chunk)
+            rounds = -(-walking // processors)
+            late = rounds * processors - walking < heads * self.exact
+            return rounds * (chunk + _START) + _LATE * late
 
         least = -(-self.max_tiles * self.classes // (_MOST_PARTS - self.exact))
-        most = max(least, min(self.max_tiles, _MOST_TILES))
-        choices = range(-(-least // once) * once or once, most + once, once)
+        most = max(least, min(self.max_tiles, _MOST_TILES), self._least_chunk)
+        choices = range(-(-max(least, self._least_chunk) // _SPAN) * _SPAN, most + _SPAN, _SPAN)
         return min(choices, key=lambda chunk: (cost(chunk), -chunk))
+
+    @property
+    def _least_chunk(self) -> int:
+        """Tiles with which half of the warps of a program have something to do."""
+        return _SPAN * self.warps // 2
 
     @property
     def exact(self) -> int:
@@ -130,20 +160,22 @@ class TileShape:
 
     def shared_bytes(self, parts: int) -> int:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
-        walk, merge = self._walk_bytes(self.warps, self.places), self._merge_bytes(self.warps)
+        walk, merge = self._walk_bytes(self._launch), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
 
-    def _walk_bytes(self, warps: int, places: int) -> int:
+    def _walk_bytes(self, launch: _Launch) -> int:
         """Shared bytes of a program that walks tiles."""
-        tiles, lots = -(-self.group // 4), self.dim // 16
-        walk = self.steps.matrix * self.dim * 32 + 64 * _SPAN * -(-self.fast // 2) * 64 + (tiles * 8 + 1) * lots * 32
-        walk += 1024 + self.dim * 2 + (_MOST_PLACES * warps + 2) * 8
-        walk += warps * tiles * lots * 256 if tiles > 1 else 0
+        lots = self.dim // 16
+        operands = lots if self.group <= 4 else -(-self.group // 8) * (2 * lots - self.fast)
+        walk = self.steps.matrix * self.dim * 32 + 256 * operands
+        walk += 64 * _SPAN * -(-self.fast // 2) * 64 if launch.near_turns else 0
+        walk += 1024 + self.dim * 2 + (_MOST_PLACES * launch.warps + 2) * 8
+        walk += 256 * launch.warps * operands if self.group > 4 else 0
         # words of digits that are not there are read too
-        return walk + warps * (places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
+        return walk + launch.warps * (launch.places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
 
     def _merge_bytes(self, warps: int) -> int:
         """Shared bytes of what the warps of a program have summed."""
@@ -155,7 +187,9 @@ class TileShape:
             ("D", self.dim),
             ("G", self.group),
             ("NW", self.warps),
-            ("PLACES", self.places),
+            ("PLACES", self._launch.places),
+            ("RECORDS", self._launch.records),
+            ("NEAR_TURNS", int(self._launch.near_turns)),
             ("FAST", self.fast),
             ("KEY_FORMS", _numbered(self.steps.keys)),
             ("VALUE_FORMS", _numbered(self.steps.values)),
@@ -234,7 +268,7 @@ class TileCall:
     def arguments(self, scratch: TileScratch, out: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a launch in the order of the kernel's signature."""
         t, turns = self.tables, self.turns
-        static = t.classes, t.matrices, t.starts, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
+        static = t.classes, t.matrices, t.digit_slots, t.digit_weights, t.offsets, t.pair_scale
         angles = turns.place_turns, turns.start_turns, turns.slopes, turns.start_angles, turns.place_angles
         lengths = self.counters.tokens, self.counters.tiles
         buffers = scratch.arrivals, scratch.part, scratch.stat, scratch.scores
