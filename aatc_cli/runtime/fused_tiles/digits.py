@@ -3,11 +3,12 @@
 A code of w bits is a digit of one bit where w is odd, and above it digits of two bits, two of which may be one of four.
 Digits of one size of one side lie together, `STEP` of them in a step of a product; of lane l = 4 g + t
 
-    keys    tokens as rows, g and g + 8; a word has digits 8 t .. 8 t + 7 of a step, one or two bytes of four of them
-            bits 4: byte b of word n  digit 8 t + 4 n + b   of tokens g | g + 8
-                 2: byte b            digits 8 t + b, 8 t + 4 + b of token g, then of token g + 8
-                 1: byte b            as of 2 bits, of one step in bits 0 .. 3 and of the next in bits 4 .. 7; of a last
-                                      step without a next one those of lane t = 2 n in bits 0 .. 3, of 2 n + 1 above
+    keys    tokens as rows, g and g + 8; a word has digits 8 t .. 8 t + 7 of a step, byte b of it
+            bits 4: of word n, digit 8 t + 4 n + b: of token g in bits 7, 3 .. 1, of token g + 8 in bits 0, 6 .. 4
+                 2: four digits i in bits 7 - i and 3 - i: i % 2 is the token, i / 2 digit 8 t + b or 8 t + 4 + b
+                 1: eight in bits 7 - i, of one step and of the next; of a last step without a next one those of lane
+                    t = 2 n and of 2 n + 1
+            a digit is its highest bit and, where that is set, the others turned over: a sign and a magnitude
     values  digits as rows; byte b of a word is of token 2 t + (0, 8, 1, 9)[b], its fields of neighbouring digits
             bits 4: digits 2 g, 2 g + 1 of 16        2: 4 g .. 4 g + 3 of 32        1: 8 g .. 8 g + 7 of 64,
             and of a last step of one bit without a next one 4 g .. 4 g + 3, half of the word of g / 2
@@ -34,8 +35,10 @@ STEP = 32
 # digits that lie together, by bits: words of one t or one g
 _WORDS: dict[Side, dict[int, int]] = {"k": {4: 8, 2: 8, 1: 16}, "v": {4: 2, 2: 4, 1: 8}}
 _TOKENS = (0, 8, 1, 9)
-# how much more digits of keys in the upper half of a step count, by bits
-_UPPER = {4: 0, 2: 3, 1: 1}
+# what a digit of keys counts in an operand, whose sign is set for positive ones, by bits
+_COUNTED = {4: -2, 2: -8, 1: -24}
+# of the bits of a byte of two digits of four bits of keys: which of the two, and the bit of it
+_KEY_FOURS = ((1, 3), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3))
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,15 @@ class Digits:
         """Steps of a product. Words of digits of one bit are of two steps; of one alone where that is the last."""
         return -(-self.count // STEP)
 
-    def fields(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Token and digit of every field of every byte, from the lowest bits on: int64 [nbytes, 8 / bits] each."""
-        return _fields(self.side, self.bits, self.nbytes, device)
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Token, digit and bit of the digit of every bit of every byte: int64 [nbytes, 8] each."""
+        return _places(self.side, self.bits, self.nbytes, device)
 
     def pack(self, codes: Tensor) -> Tensor:
         """Bytes [..., nbytes] of codes u [..., 16, E]."""
-        token, digit = self.fields(codes.device)
-        field = self._digits(codes)[..., token, digit] << (
-            self.bits * torch.arange(8 // self.bits, device=codes.device)
-        )
-        found: Tensor = field.sum(-1).to(torch.uint8)
+        token, digit, bit = self.places(codes.device)
+        bits = _stored(self._digits(codes), self.side, self.bits)[..., token, digit] >> bit & 1
+        found: Tensor = (bits << torch.arange(8, device=codes.device)).sum(-1).to(torch.uint8)
         return found
 
     def middled(self, codes: Tensor) -> Tensor:
@@ -119,10 +120,10 @@ def key_place(bits: int, digit: int, steps: int) -> tuple[int, int, int]:
     if bits == 1 and digit < STEP * (steps - steps % 2):
         unit, rest = divmod(digit, 2 * STEP)
         t, odd, half, byte = rest // 16, rest // 8 % 2, rest // 4 % 2, rest % 4
-        return 2 * unit + odd, 16 * half + 4 * t + byte, 1 + half
+        return 2 * unit + odd, 16 * half + 4 * t + byte, _COUNTED[bits]
     step, rest = divmod(digit, STEP)
     half = rest // 4 % 2
-    return step, 16 * half + 4 * (rest // 8) + rest % 4, 1 + _UPPER[bits] * half
+    return step, 16 * half + 4 * (rest // 8) + rest % 4, _COUNTED[bits]
 
 
 def value_place(bits: int, digit: int, steps: int) -> tuple[int, int, int]:
@@ -153,27 +154,50 @@ def _cut(order: Sequence[int], widths: Sequence[int], side: Side, fours: int) ->
     ]
 
 
+@lru_cache
+def bytes_read(side: Side, bits: int) -> Tensor:
+    """The digit that any byte holds with its highest bit at a place of the byte: uint8 [8, 256]; zero where none is."""
+    token, digit, bit = (part[0].tolist() for part in _places(side, bits, 1, torch.device("cpu")))
+    value, found = torch.arange(256), torch.zeros(8, 256, dtype=torch.uint8)
+    for top in range(8):
+        if bit[top] == bits - 1:
+            mine = [place for place in range(8) if (token[place], digit[place]) == (token[top], digit[top])]
+            stored = torch.stack([(value >> place & 1) << bit[place] for place in mine]).sum(0)
+            found[top] = _stored(stored, side, bits).to(torch.uint8)
+    return found
+
+
+def _stored(digits: Tensor, side: Side, bits: int) -> Tensor:
+    """Digits as they are stored, and back: of keys, those in the upper half with all but the highest bit turned."""
+    top = bits - 1
+    return digits ^ (digits >> top) * (2**top - 1) if side == "k" else digits
+
+
 @lru_cache(maxsize=512)
-def _fields(side: Side, bits: int, nbytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    byte = torch.arange(nbytes, device=device)[:, None]
-    field = torch.arange(8 // bits, device=device)
-    return (_key_fields if side == "k" else _value_fields)(byte, field, bits)
+def _places(side: Side, bits: int, nbytes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    byte, place = torch.arange(nbytes, device=device)[:, None], torch.arange(8, device=device)
+    return (_key_places if side == "k" else _value_places)(byte, place, bits)
 
 
-def _key_fields(byte: Tensor, field: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def _key_places(byte: Tensor, place: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     words = 8 if bits == 4 else 4
     unit, rest = byte // (32 * words), byte % (32 * words)
     t, g, part, b = rest // words // 8, rest // words % 8, rest % words // 4, byte % 4
     if bits == 4:
-        return g + 8 * field, (STEP * unit + 8 * t + 4 * part + b).expand(-1, 2)
-    row, half = field // 2 % 2, field % 2
+        row, bit = torch.tensor(_KEY_FOURS, device=byte.device).T
+        return g + 8 * row, (STEP * unit + 8 * t + 4 * part + b).expand(-1, 8), bit.expand(len(byte), -1)
+    field = (7 - place) % (8 // bits)
+    token, half, bit = (
+        g + 8 * (field % 2),
+        field // 2 % 2,
+        (place // 4 if bits == 2 else 0 * place).expand(len(byte), -1),
+    )
     if bits == 2:
-        return g + 8 * row, STEP * unit + 8 * t + 4 * half + b
-    return g + 8 * row, 2 * STEP * unit + 16 * t + 8 * (field // 4) + 4 * half + b
+        return token, STEP * unit + 8 * t + 4 * half + b, bit
+    return token, 2 * STEP * unit + 16 * t + 8 * (field // 4) + 4 * half + b, bit
 
 
-def _value_fields(byte: Tensor, field: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    each = 8 // bits
+def _value_places(byte: Tensor, place: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     g, t = byte // 16, byte // 4 % 4
     token = 2 * t + torch.tensor(_TOKENS, device=byte.device)[byte % 4]
-    return token.expand(-1, each), each * g + field
+    return token.expand(-1, 8), 8 // bits * g + place // bits, (place % bits).expand(len(byte), -1)

@@ -180,7 +180,7 @@ class RecordTiles:
                 [Stored(start, record.nbytes, record.held(side)) for record, start in zip(row, starts, strict=True)]
                 for row, starts in zip(self.records, self.starts, strict=True)
             ]
-            found[side] = Fields.of(stored, self.rule.quotas, self.size).to(self._device)
+            found[side] = Fields.of(stored, self.rule.quotas, self.size, side).to(self._device)
         return found
 
     def _by_class(self, codes: Tensor, alpha: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -4,9 +4,9 @@ A kernel that has the codes of a tile need not know in which order records hold 
 
     codes [64 tokens by class][keys, values][D] | scales [keys, values][64] | places [64]        of every head,
 
-and a bit of the tile is the parity of an odd number of bits of one of them, or that turned over. Numbers of the bytes
-are put in to see where they come out, and bit by bit which of theirs these are; the table is held to random codes. All
-of it is on the host: thousands of small steps, each of which costs a GPU more.
+and a bit of the tile is the parity of one bit or two of one of them, or that turned over. Numbers of the bytes are
+put in to see where they come out, and bit by bit which of theirs these are; the table is held to random codes. All of
+it is on the host: thousands of small steps, each of which costs a GPU more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 
 _BITS, _WORD = 8, 32
+# bits that are set where a byte is asked for: of one bit, or of two that are at most three apart, one of these has one
+_FILLS = (0b11111111, 0b01010101, 0b00110011)
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,12 @@ def _found(tiles: RecordTiles) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads, count = widths.shape
     full, bits = (1 << widths) - 1, 1 << torch.arange(_BITS)
     names, owners = _digits(count), _digits(heads)
-    asked = names[:, None] * full, owners[..., None] * full, full & bits[:, None, None], torch.zeros_like(full)[None]
-    whole = packed_bits(tiles, torch.cat(asked))
-    by_name, by_owner, by_bit = torch.split(whole[:-1] != whole[-1], [len(names), len(owners), _BITS])
+    filled = [full & fill for fill in _FILLS]
+    asked = [part for fill in filled for part in (names[:, None] * fill, owners[..., None] * fill)]
+    whole = packed_bits(tiles, torch.cat((*asked, full & bits[:, None, None], torch.zeros_like(full)[None])))
+    *seen, by_bit = torch.split(whole[:-1] != whole[-1], [*[len(names), len(owners)] * len(filled), _BITS])
     mask = _number(by_bit)
-    byte, owner = _number(by_name), _number(by_owner)
+    byte, owner = (torch.stack([_number(part) for part in seen[side::2]]).amax(0) for side in range(2))
     # bits that nothing reaches go with those before them
     last = torch.cummax(torch.where(mask > 0, torch.arange(len(mask), device=mask.device), -1), 0).values.clamp_min(0)
     owner = torch.where(mask > 0, owner, owner[last]).clamp_min(1)

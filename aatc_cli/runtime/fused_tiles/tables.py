@@ -1,7 +1,7 @@
 """What the kernel of tiles keeps of one layer besides tokens: facts of every class, matrices of keys, and the way out.
 
-Codes are even levels, so a key of a class is linear in its digits: k = alpha (sum_n digit_n row_n - start), where the
-row of digit n of channel c is 2^shift unit_c sigma_c B_c. Rows are e4m3 against one scale per rotary pair, which is
+Codes are even levels, so a key of a class is linear in its digits: k = alpha sum_n (digit_n - middle_n) row_n, where
+the row of digit n of channel c is 2^shift unit_c sigma_c B_c. Rows are e4m3 against one scale per rotary pair, which is
 left to the query; those of digits of four bits, which only channels with many bits have, are sums of two e4m3. Values
 stay sums of digits until the end, where they are put together as levels and meet sigma and the head's decode matrix.
 """
@@ -22,7 +22,7 @@ from aatc_cli.runtime.fused_tiles.digits import ROWS, STEP, key_place, value_pla
 from aatc_cli.runtime.fused_tiles.forms import TileRoom, form_of
 from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
-from aatc_cli.runtime.kernels.decode_tiles import TileSteps
+from aatc_cli.runtime.kernels.tile_shape import TileSteps
 
 _LARGEST, _KEY_UNIT, _VALUE_UNIT = 448.0, 2.0**-9, 2.0**-24
 # digits of a channel at most
@@ -33,10 +33,9 @@ _DIGITS = 4
 class TileTables:
     """Static tensors of one layer, as ``tiles_sm90.cu`` reads them. H kv heads, N classes, D head dim, S steps.
 
-    classes int32 [H, N, 16]: which forms of keys and of values a class has, steps of its matrix, where in a record
-    keys of 2 and of 1 bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row
-    blocks. matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots
-    of 8, halves of a step, columns, digits; starts float16 [H, N, D / 16, 4, 4], minus the sums of the offsets;
+    classes int32 [H, N, 16]: which form a class has, steps of its matrix of keys, where in a record keys of 2 and of 1
+    bit begin, values of 4, 2 and 1, then where a class begins in a tile, bytes of a record, and row blocks.
+    matrices uint8 (e4m3) [H, N, S, 2 D / 16, 2, 8, 16]: columns in lots of 8, halves of a step, columns, digits;
     digit_slots int32 and digit_weights float32 [H, N, D, 4], offsets float32 [H, N, D]: what makes a level of sums of
     digits of values; pair_scale float32 [H, N, D / 2]; key_bias float16 [H, N, D], in its units; decode float16
     [H, D, D]; value_bias float32 [H, D]. A bias is that of the projection and the mean that codes are about.
@@ -45,7 +44,6 @@ class TileTables:
 
     classes: Tensor
     matrices: Tensor
-    starts: Tensor
     digit_slots: Tensor
     digit_weights: Tensor
     offsets: Tensor
@@ -81,7 +79,7 @@ class TileTables:
         heads, size, classes = tiles.heads, tiles.size, tiles.rule.classes
         parts = [made.of_class(head, k) for head in range(heads) for k in range(classes)]
         whole = [torch.unflatten(torch.stack(part), 0, (heads, classes)) for part in zip(*parts, strict=True)]
-        facts, matrices, starts, slots, weights, offsets, scale, bias = whole
+        facts, matrices, slots, weights, offsets, scale, bias = whole
         device = codecs["k"].codec.encode.device
         out = made.spread["v"].view(heads, size, 1) * made.decode["v"]
         value_bias = (
@@ -90,7 +88,6 @@ class TileTables:
         return cls(
             facts.to(device),
             matrices.to(device),
-            starts.to(device, torch.float16),
             slots.to(device),
             weights.to(device, torch.float32),
             offsets.to(device, torch.float32),
@@ -127,7 +124,7 @@ class _Made:
         widths = {side: self.bits[side][k, mine] for side in SIDES}
         unit = {side: _units(self.codecs[side].codec, widths[side]) for side in SIDES}
         rows = ((unit["k"] * self.spread["k"][mine])[:, None] * self.decode["k"][head])[:, self.order]
-        fours = form_of(record, "k", self.steps.keys)[0]
+        fours = self.steps.keys[form_of(record, self.steps)][0]
         by_digit, place, counted = self._key_digits(record, rows)
         scale = _pair_scale(by_digit, size)
         held = by_digit / scale.repeat(2)
@@ -139,12 +136,9 @@ class _Made:
         slots[place[four] + between] = second.view(torch.uint8)[four]
         read = (high.to(torch.float64) + second.to(torch.float64) * four[:, None]) * counted[:, None]
         self.key_rows.append(read * scale.repeat(2))
-        middles = [(2**part.bits - 1) / 2 for part in record.digits["k"] for _ in part.channels]
-        middle = torch.tensor(middles, dtype=torch.float64)
         return (
             self._facts(record, head, k),
             _columns(slots, size),
-            _by_lane(-(middle @ read) * _KEY_UNIT, size),
             *self._value_digits(record, unit["v"], widths["v"]),
             scale / _KEY_UNIT,
             self.bias[head, self.order] / scale.repeat(2) * _KEY_UNIT,
@@ -153,7 +147,7 @@ class _Made:
     def _key_digits(self, record: Record, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of n digits of keys: rows [n, D] as an operand meets them, places among all steps, and what they count."""
         channels, shares, places, counts = list[int](), list[float](), list[int](), list[int]()
-        form = form_of(record, "k", self.steps.keys)
+        form = self.steps.keys[form_of(record, self.steps)]
         firsts = 0, 2 * form[0], 2 * form[0] + form[1]
         for part, first, steps in zip(record.digits["k"], firsts, form, strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
@@ -169,7 +163,7 @@ class _Made:
         """Slots int32 and weights [E, 4] of the digits of every channel, and its offset [E]."""
         slots, shares = torch.zeros(2, unit.numel(), _DIGITS, dtype=torch.float64).tolist()
         filled, first = [0] * unit.numel(), 0
-        for part, most in zip(record.digits["v"], form_of(record, "v", self.steps.values), strict=True):
+        for part, most in zip(record.digits["v"], self.steps.values[form_of(record, self.steps)], strict=True):
             for digit, (channel, shift) in enumerate(zip(part.channels, part.shifts, strict=True)):
                 step, row, counted = value_place(part.bits, digit, most)
                 slots[channel][filled[channel]] = STEP * (first + step) + row
@@ -181,10 +175,10 @@ class _Made:
         return torch.tensor(slots, dtype=torch.int32), weights, offsets
 
     def _facts(self, record: Record, head: int, k: int) -> Tensor:
-        keys, values = form_of(record, "k", self.steps.keys), form_of(record, "v", self.steps.values)
-        forms = [self.steps.keys.index(keys), self.steps.values.index(values), keys[0] + sum(keys)]
+        form = form_of(record, self.steps)
+        forms = [form, self.steps.keys[form][0] + sum(self.steps.keys[form])]
         shape = [self.tiles.starts[head][k], record.nbytes, self.tiles.rule.quotas[k] // ROWS]
-        return torch.tensor([*forms, *record.starts["k"][1:], *record.starts["v"], *shape, *[0] * 5], dtype=torch.int32)
+        return torch.tensor([*forms, *record.starts["k"][1:], *record.starts["v"], *shape, *[0] * 6], dtype=torch.int32)
 
 
 def _units(codec: TransformCodec, widths: Tensor) -> Tensor:
@@ -209,8 +203,3 @@ def _columns(rows: Tensor, size: int) -> Tensor:
     columns = torch.cat((first, first + size // 2), 1).flatten()
     by_step = rows[:, columns].view(-1, 2, STEP // 2, 2 * (size // ROWS), 8)
     return by_step.permute(0, 3, 1, 4, 2)
-
-
-def _by_lane(row: Tensor, size: int) -> Tensor:
-    """A row [D] as lanes hold it: [D / 16, 4, 4], dimensions 8 j + 2 t and the next, and those D / 2 further on."""
-    return torch.stack([half.view(-1, 4, 2) for half in row.chunk(2)], 2).flatten(2)

@@ -17,6 +17,11 @@ __device__ __forceinline__ float half_hi(u32 v) { float f; asm("{.reg .b16 l,h; 
 __device__ __forceinline__ float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x)); return y; }
 __device__ __forceinline__ u32 transpose8(u32 a) { u32 d; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(d) : "r"(a)); return d; }
 
+// bits under a mask, some of them turned over, in one instruction
+__device__ __forceinline__ u32 masked(u32 a, u32 mask, u32 flip) {
+  u32 d; asm("lop3.b32 %0,%1,%2,%3,0x6A;" : "=r"(d) : "r"(a), "r"(mask), "r"(flip)); return d;
+}
+
 // the lane, kept in a register
 __device__ __forceinline__ int lane_of() { return __shfl_sync(~0u, threadIdx.x % 32, threadIdx.x % 32); }
 // a number as it is here: what is made of it is not kept for the next turn of a loop

@@ -68,7 +68,7 @@ def _module(source: str, defines: tuple[tuple[str, int | str], ...], device: int
         if "wgmma" not in text:
             return cupy.RawModule(code=text, options=options, backend="nvrtc")
         # CuPy compiles for the portable part of an architecture; warpgroup products are in the other
-        return _compiled(cupy, text, (*options, "--gpu-architecture=sm_90a"))
+        return _compiled(cupy, text, (*options, "-default-device", "--gpu-architecture=sm_90a"))
 
 
 def _compiled(cupy: Any, text: str, options: tuple[str, ...]) -> Any:

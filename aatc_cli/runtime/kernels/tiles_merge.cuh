@@ -11,6 +11,10 @@ __device__ __forceinline__ void empty_part(const Shape& s, int place, float* sta
 __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4* digit_slots, const float4* digit_weights, const float* offsets,
                                             u8* smem, float* part, float* stat, int place) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // what a thread's first channel is made of is on its way while warps come together
+  int4 at = digit_slots[threadIdx.x % D];
+  float4 of = digit_weights[threadIdx.x % D];
+  float offset = offsets[threadIdx.x % D];
 #pragma unroll
   for (int qt = 0; qt < QT; qt++)
 #pragma unroll
@@ -21,7 +25,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   float* masses = stats + NW * G * 3;         // [G]
 #pragma unroll
   for (int qt = 0; qt < QT; qt++) {
-    const int head = 4 * qt + t;
+    const int head = head_of(qt, t);
     if (head >= G) continue;
     if (g == 0) {
       float* to = stats + (warp * G + head) * 3;
@@ -57,8 +61,7 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
   __syncthreads();
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int head = i / D, channel = i % D;
-    const int4 at = digit_slots[channel];
-    const float4 of = digit_weights[channel];
+    if (THREADS % D && i >= THREADS) { at = digit_slots[channel]; of = digit_weights[channel]; offset = offsets[channel]; }
     float total = 0.f;
     const auto digit = [&](int slot, float counts) {
       if (counts == 0.f) return;
@@ -68,10 +71,11 @@ __device__ __forceinline__ void merge_warps(const Shape& s, Sums& x, const int4*
       total += counts * sum;
     };
     if (VS > 0) { digit(at.x, of.x); digit(at.y, of.y); digit(at.z, of.z); digit(at.w, of.w); }
-    part[out * D + i] = total - offsets[channel] * masses[head];
+    part[out * D + i] = total - offset * masses[head];
   }
 }
 
+#define AT_ONCE 16  // partial results that are on their way together
 // what the last program of a head reads and writes
 struct Last {
   const float *part, *stat;
@@ -132,13 +136,17 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   }
   for (int g = threadIdx.x / 32; g < G; g += NW) {
     const int lane = threadIdx.x % 32;
-    float most = FLOOR, sum = 0.f, far = 0.f;
-    for (int i = lane; i < parts; i += 32) most = fmaxf(most, __ldcg(x.stat + (row + i * G + g) * 2));
+    const auto of_part = [&](int i) { return i < parts ? __ldcg((const float2*)x.stat + row + i * G + g) : float2{FLOOR, 0.f}; };
+    // one read where there are no more parts than lanes
+    const float2 first = of_part(lane);
+    float most = first.x, sum = 0.f, far = 0.f;
+    for (int i = lane + 32; i < parts; i += 32) most = fmaxf(most, of_part(i).x);
 #pragma unroll
     for (int n = 16; n; n >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, n));
     for (int i = lane; i < parts; i += 32) {
-      const float mass = __ldcg(x.stat + (row + i * G + g) * 2 + 1), f = mass > 0.f ? ex2(__ldcg(x.stat + (row + i * G + g) * 2) - most) : 0.f;
-      share[i * G + g] = f; sum += f * mass; far += i < s.exact ? 0.f : f * mass;
+      const float2 part = i == lane ? first : of_part(i);
+      const float f = part.y > 0.f ? ex2(part.x - most) : 0.f;
+      share[i * G + g] = f; sum += f * part.y; far += i < s.exact ? 0.f : f * part.y;
     }
 #pragma unroll
     for (int n = 16; n; n >>= 1) { sum += __shfl_xor_sync(~0u, sum, n); far += __shfl_xor_sync(~0u, far, n); }
@@ -148,9 +156,17 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   for (int i = threadIdx.x; i < G * D; i += THREADS) {
     const int g = i / D;
     float far = 0.f, exact = 0.f;
-    for (int n = 0; n < s.exact; n++) if (share[n * G + g] > 0.f) exact += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
-#pragma unroll 8
-    for (int n = s.exact; n < parts; n++) if (share[n * G + g] > 0.f) far += share[n * G + g] * __ldcg(x.part + (row + n * G) * D + i);
+    // some parts at once, those that count for nothing too: what they hold may be anything
+    for (int from = 0; from < parts; from += AT_ONCE) {
+      float v[AT_ONCE];
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) v[n] = __ldcg(x.part + (row + min(from + n, parts - 1) * G) * D + i);
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        const float f = from + n < parts ? share[(from + n) * G + g] : 0.f, counts = f > 0.f ? f * v[n] : 0.f;
+        if (from + n < s.exact) exact += counts; else far += counts;
+      }
+    }
     latent[i] = far; near[i] = exact;
   }
   __syncthreads();

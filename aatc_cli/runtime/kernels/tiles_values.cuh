@@ -3,7 +3,7 @@
 // A field of digits in the low byte of a half is, read as float16, itself times 2^-24: products take it as it lies under a mask. Rows of a product
 // are digits, whose sums are put together with what each counts at the end (tiles_merge.cuh).
 
-// of head 4 qt + t: the reference of the weights, their sum, and that with value scales; sums of digits by steps
+// of the queries of a lane: the reference of the weights, their sum, and that with value scales; sums of digits by steps
 #define WEIGHTS (PAIRED ? 2 : OT)   // operands of weights
 struct Sums { float o[VS > 0 ? VS : 1][SETS][4], reference[QT], weight[QT], mass[QT]; };
 
@@ -18,36 +18,40 @@ __device__ __forceinline__ void clear(Sums& s) {
       for (int e = 0; e < 4; e++) s.o[i][n][e] = 0.f;
 }
 
-// scores become softmax weights times value scales, as operands; the reference of the weights moves only where one would be large
-__device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
+// the reference of the weights moves only where one would be large
+template <int steps> __device__ __forceinline__ void move_reference(const float (&sc)[RECORDS][QT][2], Sums& s) {
   bool large = false;
+  float most[QT];
 #pragma unroll
-  for (int qt = 0; qt < QT; qt++) large |= fmaxf(sc[qt][0], sc[qt][1]) > s.reference[qt] + MOVE;
-  if (__any_sync(~0u, large)) {
-    float f[2 * OT];
+  for (int qt = 0; qt < QT; qt++) {
+    most[qt] = fmaxf(sc[0][qt][0], sc[0][qt][1]);
 #pragma unroll
-    for (int qt = 0; qt < 2 * OT; qt++) {
-      f[qt] = 1.f;
-      if (qt >= QT) continue;
-      float top = fmaxf(s.reference[qt], fmaxf(sc[qt][0], sc[qt][1]));
-#pragma unroll
-      for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
-      f[qt] = ex2(s.reference[qt] - top);
-      s.reference[qt] = top; s.weight[qt] *= f[qt]; s.mass[qt] *= f[qt];
-    }
-#pragma unroll
-    for (int i = 0; i < VS; i++)
-#pragma unroll
-      for (int n = 0; n < SETS; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s.o[i][n][e] *= f[PAIRED ? 0 : n / 2 * 2 + e % 2];
+    for (int r = 1; r < RECORDS; r++) most[qt] = fmaxf(most[qt], fmaxf(sc[r][qt][0], sc[r][qt][1]));
+    large |= most[qt] > s.reference[qt] + MOVE;
   }
-  const float scale0 = w.scales[rec[32 + lane / 4]], scale1 = w.scales[rec[40 + lane / 4]];
-  float p0[2 * OT], p1[2 * OT];
+  if (!__any_sync(~0u, large)) return;
+  float f[QT];
 #pragma unroll
-  for (int qt = 0; qt < 2 * OT; qt++) {
-    p0[qt] = 0.f; p1[qt] = 0.f;
-    if (qt >= QT) continue;
+  for (int qt = 0; qt < QT; qt++) {
+    float top = fmaxf(s.reference[qt], most[qt]);
+#pragma unroll
+    for (int n = 4; n < 32; n <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
+    f[qt] = ex2(s.reference[qt] - top);
+    s.reference[qt] = top; s.weight[qt] *= f[qt]; s.mass[qt] *= f[qt];
+  }
+#pragma unroll
+  for (int i = 0; i < steps; i++)
+#pragma unroll
+    for (int n = 0; n < SETS; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) s.o[i][n][e] *= f[PAIRED ? 0 : n / 2 * 2 + e % 2];
+}
+// scores become softmax weights times value scales, as operands
+__device__ __forceinline__ void weigh(u32 (&b)[WEIGHTS][2], const float (&sc)[QT][2], Sums& s, const Walk& w, const u8* rec, int lane) {
+  const float scale0 = w.scales[rec[32 + lane / 4]], scale1 = w.scales[rec[40 + lane / 4]];
+  float p0[QT], p1[QT];
+#pragma unroll
+  for (int qt = 0; qt < QT; qt++) {
     const float e0 = ex2(sc[qt][0] - s.reference[qt]), e1 = ex2(sc[qt][1] - s.reference[qt]);
     p0[qt] = e0 * scale0; p1[qt] = e1 * scale1;
     s.weight[qt] += e0 + e1; s.mass[qt] += p0[qt] + p1[qt];
@@ -74,35 +78,44 @@ __device__ __forceinline__ void take_digits(float (&o)[SETS][4], int block, u32 
     hmma(o[PAIRED ? 0 : 2 * ot + block], a0, a1, a2, a3, b[of][0], b[of][1]);
   }
 }
-// all steps of a form: words first, then a block of every step, so that no product waits for the one before. A word of one bit is of two steps, and
-// of an odd last step of two lanes
-template <int form> __device__ __forceinline__ void sum_form(Sums& s, const u32 (&b)[WEIGHTS][2], const Class& c, const u8* rec, int lane) {
-  constexpr int fours = Form<form>::fours, twos = Form<form>::twos, ones = Form<form>::ones, words = 2 * fours + twos + (ones + 1) / 2;
-  const u8* at = rec + 4 * lane;
-  u32 w[words > 0 ? words : 1];
+// values of sixteen tokens of a form: words as they lie and weights, with which they are multiplied beside the products of the next keys. A word of one
+// bit is of two steps, and of an odd last step of two lanes
+template <int form> struct Values {
+  static constexpr int fours = Form<form>::fours, twos = Form<form>::twos, ones = Form<form>::ones, steps = Form<form>::steps;
+  static constexpr int count = 2 * fours + twos + (ones + 1) / 2;
+  u32 words[count > 0 ? count : 1], weights[WEIGHTS][2];
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-  for (int i = 0; i < 2 * fours; i++) w[i] = *(const u32*)(at + here(c.values4) + 128 * i);
-#pragma unroll
-  for (int i = 0; i < twos; i++) w[2 * fours + i] = *(const u32*)(at + here(c.values2) + 128 * i);
-#pragma unroll
-  for (int i = 0; i < ones / 2; i++) w[2 * fours + twos + i] = *(const u32*)(at + here(c.values1) + 128 * i);
-  if (ones % 2) {
-    const int g = lane / 4, shared = 4 * (g / 2) + lane % 4;
-    w[words - 1] = *(const u32*)(rec + here(c.values1) + 64 * (ones - 1) + 4 * shared) >> 4 * (g % 2);
+    for (int i = 0; i < count; i++) words[i] = 0u;
+    weigh_nothing();
   }
+  __device__ __forceinline__ void weigh_nothing() {
 #pragma unroll
-  for (int block = 0; block < 2; block++) {
+    for (int i = 0; i < WEIGHTS; i++) { weights[i][0] = 0u; weights[i][1] = 0u; }
+  }
+  __device__ __forceinline__ void read(const Class& c, const u8* rec, int lane) {
+    const u8* at = rec + 4 * lane;
 #pragma unroll
-    for (int i = 0; i < fours; i++) { const u32 x = w[2 * i + block]; take_digits(s.o[i], block, x, x >> 8, 0x000F000Fu, 0x00F000F0u, b); }
+    for (int i = 0; i < 2 * fours; i++) words[i] = *(const u32*)(at + here(c.values4) + 128 * i);
 #pragma unroll
-    for (int i = 0; i < twos; i++) {
-      const u32 x = w[2 * fours + i], mask = block ? 0x00300030u : 0x00030003u;
-      take_digits(s.o[fours + i], block, x, x >> 8, mask, mask << 2, b);
-    }
+    for (int i = 0; i < twos; i++) words[2 * fours + i] = *(const u32*)(at + here(c.values2) + 128 * i);
 #pragma unroll
-    for (int i = 0; i < ones; i++) {
-      const u32 x = w[2 * fours + twos + i / 2], mask = 0x00010001u << (2 * block + 4 * (i % 2));
-      take_digits(s.o[fours + twos + i], block, x, x >> 8, mask, mask << 1, b);
+    for (int i = 0; i < ones / 2; i++) words[2 * fours + twos + i] = *(const u32*)(at + here(c.values1) + 128 * i);
+    if (ones % 2) {
+      const int g = lane / 4, shared = 4 * (g / 2) + lane % 4;
+      words[count - 1] = *(const u32*)(rec + here(c.values1) + 64 * (ones - 1) + 4 * shared) >> 4 * (g % 2);
     }
   }
-}
+  // a share of the products: a block of every step before the other, so that none waits for the one before
+  __device__ __forceinline__ void take(Sums& s, int share, int shares) const {
+#pragma unroll
+    for (int n = 0; n < 2 * steps; n++) {
+      if (n < 2 * steps * share / shares || n >= 2 * steps * (share + 1) / shares) continue;
+      const int block = n >= steps, i = n - block * steps, of_one = i - fours - twos;
+      const u32 x = words[i < fours ? 2 * i + block : i < fours + twos ? fours + i : 2 * fours + twos + of_one / 2];
+      const u32 mask = i < fours ? 0x000F000Fu : i < fours + twos ? 0x00030003u << 4 * block : 0x00010001u << (2 * block + 4 * (of_one % 2));
+      take_digits(s.o[i], block, x, x >> 8, mask, mask << (i < fours ? 4 : i < fours + twos ? 2 : 1), weights);
+    }
+  }
+};

@@ -56,7 +56,7 @@ class ServeCommand:
         Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that ended unasked.
         """
         if self.version is None:
-            raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
+            raise AatcError("vLLM is not installed here", f"pip install vllm=={VERSIONS[0]}0, or run what is printed")
         status = _run(self.arguments)
         if status is not None:
             # the server of a dead engine ends as if it had been asked to

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,28 +10,13 @@ import torch
 from torch import Tensor
 
 
-# pinned memory of copies that the device may not have made yet, and what says that it has, in order
-_ON_THEIR_WAY: deque[tuple[torch.cuda.Event, Tensor]] = deque()
-
-
 def on_device(values: Any, device: torch.device) -> Tensor:
     """Whole numbers as int64 on ``device``, in order with what is launched there.
 
-    A plain copy waits until the device has done all that came before, so that a step's host work would follow the step
-    before it instead of running beside it. The host's memory is held here until the copy was made: a step sends
-    numbers several times, and what is given back before is written over by those that come next.
+    A copy of a few numbers from memory that is not pinned is staged before the call returns: nothing waits for the
+    device, and what they were may go at once.
     """
-    host = torch.tensor(values, dtype=torch.int64)
-    if device.type != "cuda":
-        return host.to(device)
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
-    found = pinned.to(device, non_blocking=True)
-    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    made.record(torch.cuda.current_stream(device))  # type: ignore[no-untyped-call]
-    while _ON_THEIR_WAY and _ON_THEIR_WAY[0][0].query():  # type: ignore[no-untyped-call]
-        _ON_THEIR_WAY.popleft()
-    _ON_THEIR_WAY.append((made, pinned))
-    return found
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
 @contextmanager

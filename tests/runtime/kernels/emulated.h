@@ -73,10 +73,11 @@ static bool __any_sync(u32, bool v) {
   return found;
 }
 static int atomicAdd(int* at, int v) { const int old = *at; *at += v; return old; }
-static float __ldcg(const float* at) { return *at; }
+template <class T> static T __ldcg(const T* at) { return *at; }
 
 static int lane_of() { return current % 32; }
 static int here(int a) { return a; }
+static u32 masked(u32 a, u32 mask, u32 flip) { return a & mask ^ flip; }
 static float of_half(u32 bits) { unsigned short s = (unsigned short)bits; _Float16 h; memcpy(&h, &s, 2); return (float)h; }
 static u32 to_half(float f) { _Float16 h = (_Float16)f; unsigned short s; memcpy(&s, &h, 2); return s; }
 static float half_lo(u32 v) { return of_half(v & 0xFFFF); }

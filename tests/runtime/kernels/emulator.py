@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from aatc_cli.runtime.kernels import launch
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch
+from aatc_cli.runtime.kernels.tile_shape import TileShape
 
 _SOURCES = Path(launch.__file__).parent
 _REPLACED = {"device.cuh", "wgmma_whole.cuh", "transfer_sm90.cuh"}
-_NUMBERS, _TENSORS = 12, 28
+_NUMBERS, _TENSORS = 12, 27
 _GIVEN = ", ".join([*(f"n[{i}]" for i in range(_NUMBERS)), "f", *(f"a[{i}]" for i in range(_TENSORS))])
 _ENTRY = f"""
 struct Any {{ void* p; template <class T> operator T*() const {{ return (T*)p; }} }};

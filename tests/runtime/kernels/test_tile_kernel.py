@@ -24,7 +24,8 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape, TileSteps
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters
+from aatc_cli.runtime.kernels.tile_shape import Launch, TileShape, TileSteps
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 SINKS, RING = 4, 128
@@ -170,7 +171,8 @@ def test_digits_of_full_planes_leave_no_room(side: Side) -> None:
     digits = fours, twos, ones
     starts = accumulate((part.nbytes for part in digits[:2]), initial=0)
     record = torch.cat([part.pack(codes) for part in digits])
-    fields = Fields.of([[Stored(0, len(record), list(zip(digits, starts, strict=True)))]], (16,), len(widths))
+    held = Stored(0, len(record), list(zip(digits, starts, strict=True)))
+    fields = Fields.of([[held]], (16,), len(widths), side)
     assert torch.equal(fields.codes(record)[:, 0], codes)
 
 
@@ -231,11 +233,12 @@ def test_sequences_do_not_depend_on_how_programs_share_them(emulated: Callable[.
     assert (one - other).abs().max() < 2e-3 * one.abs().max()
 
 
-def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("near", [True, False])
+def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor], near: bool) -> None:
     case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
     expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
     # what wide heads of many bits leave room for
-    case.shape.__dict__["_launch"] = (4, 1)
+    case.shape.__dict__["_launch"] = Launch(4, 1, 1, near)
     found = case.attended(emulated, 8)[0]
     assert (found - expected).square().mean().sqrt() < 2e-3 * expected.square().mean().sqrt()
 
@@ -252,5 +255,5 @@ def test_shared_memory_is_that_of_a_multiprocessor() -> None:
     ):
         shape = TileShape(1, 1, group, 3, dim, 132, 4, 64, 4096, 4, steps, stage, False, (32, 64), 1.0)
         assert shape.shared_bytes(100) + 1024 <= 233_472
-        seen.add((shape.warps, shape.places))
-    assert seen == {(16, 2), (12, 2), (4, 2)}
+        seen.add(shape._launch[:3])
+    assert seen == {(16, 2, 1), (12, 2, 1), (4, 2, 1)}

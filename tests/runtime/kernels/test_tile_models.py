@@ -51,7 +51,7 @@ def test_what_the_kernel_has_not_is_refused(llama_of: Any, change: dict[str, Any
     check_sites(sites, 2, 64, WINDOW)
     with pytest.raises(AatcError, match=problem) as raised:
         check_sites([replace(site, **change) for site in sites], 2, 64, WINDOW)
-    assert raised.value.hint == "use --cache packed"
+    assert raised.value.hint == "use --cache packed, under generate"
 
 
 @pytest.mark.parametrize(("dim", "group"), [(32, 4), (192, 1), (128, 17)])
