@@ -457,3 +457,16 @@ def test_the_kernel_of_rows_writes_what_torch_does(tmp_path):
         exact.write(1, (both[:, :2], both[:, 2:]), back, places)
     for name in ("keys", "values", "received"):
         torch.testing.assert_close(getattr(made[0], name), getattr(made[1], name))
+
+
+def test_answers_that_are_no_numbers_end_the_engine(model, codecs):
+    driver = Driver(model, codecs)
+    token = {"a": driver.step({"a": prompt(1, 150)})["a"], "b": driver.step({"b": prompt(2, 90)})["b"]}
+    # rows that belong to nobody are none of anybody's answer
+    driver.engine.exact.keys[:, 2:] = torch.nan
+    driver.step({name: [each] for name, each in token.items()})
+    driver.engine.forget([], [])
+    driver.engine.exact.keys[0, 1] = torch.nan
+    driver.step({name: [each] for name, each in token.items()})
+    with pytest.raises(AatcError, match="attention of 1 decoding requests of codecs became no number"):
+        driver.engine.forget([], [])
