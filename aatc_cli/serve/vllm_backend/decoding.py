@@ -18,6 +18,7 @@ from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDe
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
 from aatc_cli.runtime.kernels.tile_shape import TileShape
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
+from aatc_cli.serve.vllm_backend.sound import Soundness
 
 # kernels that are compiled at once, at most
 _THREADS = 16
@@ -36,7 +37,7 @@ class Decoding:
     tokens and tiles int32 [slots] are read on the device, and so are blocks, by rows of the engine's own block table.
     """
 
-    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float) -> None:
+    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float, plan: str) -> None:
         self.form, self.exact, self.scaling = form, exact, scaling
         device = form.frequencies.device
         # of slots that a launch has beyond those there are, both stay zero
@@ -44,6 +45,7 @@ class Decoding:
         self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
         self.compiled = form.layers[0].tables is not None
         self.fast = fast_lots(form.frequencies)
+        self.sound = Soundness(plan, device)
         self._ready: dict[tuple[int, int, int, int], TileDecoder] = {}
         self._turns: dict[int, TileTurns] = {}
         self._decoders: dict[TileShape, TileDecoder] = {}
@@ -62,6 +64,11 @@ class Decoding:
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
+        self._attend(layer, query, cache, blocks, out)
+        if layer == len(self.form.layers) - 1:
+            self.sound.look(out, self.tokens[: query.shape[0]])
+
+    def _attend(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         if not self.compiled:
             out.copy_(self._by_twin(layer, query, cache, blocks))
             return

@@ -25,7 +25,6 @@ from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
 from aatc_cli.serve.vllm_backend.prompts import attend_chunk
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 from aatc_cli.serve.vllm_backend.slots import SlotStore
-from aatc_cli.serve.vllm_backend.sound import Soundness
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
 from aatc_cli.serve.vllm_backend.turning import Turning
 
@@ -43,8 +42,8 @@ class TileEngine:
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
-        self.decoding, self.packing = Decoding(form, self.exact, scaling), Packing(form, self.exact)
-        self.view, self.sound = LayerView(scaling, turning.tables), Soundness(name, device)
+        self.decoding, self.packing = Decoding(form, self.exact, scaling, name), Packing(form, self.exact)
+        self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
         self.rows, self.sums = self.exact.places(spare[1], spare[0])
@@ -75,7 +74,7 @@ class TileEngine:
         In that order requests were scheduled: one that goes on from another's blocks stands behind it. Raises
         `AatcError` where answers of a step before are known to be no numbers.
         """
-        self.sound.check()
+        self.decoding.sound.check()
         self._settle()
         self.places.take(preempted)
         self.places.release(finished)
@@ -130,8 +129,6 @@ class TileEngine:
             places, back = (self.rows[:count], self.sums[:count]), (self.back[0][:count], self.back[1][:count])
             self.exact.write(layer, (keys[:count], values[:count]), back, places)
             self.decoding(layer, query[:count], cache, step.blocks, out[:count])
-            if layer == len(self.form.layers) - 1:
-                self.sound.look(out[:count], self.decoding.tokens[:count])
         if step.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, step.full)
         for prompt in step.prompts:
