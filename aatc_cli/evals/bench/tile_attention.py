@@ -16,7 +16,8 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder
+from aatc_cli.runtime.kernels.tile_shape import TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 # tiles that are coded; a pool repeats them, so that codes of every page are those of a tile

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aatc_cli.core import SIDES, Side
 from aatc_cli.runtime.fused_tiles.digits import ROWS, SIZES
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
-from aatc_cli.runtime.kernels.decode_tiles import TileSteps
+from aatc_cli.runtime.kernels.tile_shape import TileSteps
 
 Form = tuple[int, ...]
 Numbers = npt.NDArray[np.int64]

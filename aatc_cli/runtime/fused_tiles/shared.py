@@ -11,7 +11,8 @@ from aatc_cli.config import Window
 from aatc_cli.runtime.fused_tiles.buffers import PooledTiles, SlotRows, SlotSums
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder
+from aatc_cli.runtime.kernels.tile_shape import TileShape
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 

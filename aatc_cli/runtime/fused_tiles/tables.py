@@ -22,7 +22,7 @@ from aatc_cli.runtime.fused_tiles.digits import ROWS, STEP, key_place, value_pla
 from aatc_cli.runtime.fused_tiles.forms import TileRoom, form_of
 from aatc_cli.runtime.fused_tiles.limits import require_even
 from aatc_cli.runtime.fused_tiles.records import Record, RecordTiles
-from aatc_cli.runtime.kernels.decode_tiles import TileSteps
+from aatc_cli.runtime.kernels.tile_shape import TileSteps
 
 _LARGEST, _KEY_UNIT, _VALUE_UNIT = 448.0, 2.0**-9, 2.0**-24
 # digits of a channel at most

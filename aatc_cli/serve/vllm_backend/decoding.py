@@ -14,8 +14,9 @@ from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileScratch, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileScratch
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
+from aatc_cli.runtime.kernels.tile_shape import TileShape
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 
 # kernels that are compiled at once, at most

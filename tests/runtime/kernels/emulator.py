@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from aatc_cli.runtime.kernels import launch
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch, TileShape
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileScratch
+from aatc_cli.runtime.kernels.tile_shape import TileShape
 
 _SOURCES = Path(launch.__file__).parent
 _REPLACED = {"device.cuh", "wgmma_whole.cuh", "transfer_sm90.cuh"}

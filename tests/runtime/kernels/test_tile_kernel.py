@@ -24,7 +24,8 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.reference import TileQuery, decode_attention
 from aatc_cli.runtime.fused_tiles.tables import TileTables
 from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
-from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileShape, TileSteps, _Launch
+from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters
+from aatc_cli.runtime.kernels.tile_shape import Launch, TileShape, TileSteps
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 SINKS, RING = 4, 128
@@ -237,7 +238,7 @@ def test_one_tile_under_way_is_enough(emulated: Callable[..., Tensor], near: boo
     case = Case.of(1, 2, 64, [1500], 2.0, THREE, False, 1e4)
     expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
     # what wide heads of many bits leave room for
-    case.shape.__dict__["_launch"] = _Launch(4, 1, 1, near)
+    case.shape.__dict__["_launch"] = Launch(4, 1, 1, near)
     found = case.attended(emulated, 8)[0]
     assert (found - expected).square().mean().sqrt() < 2e-3 * expected.square().mean().sqrt()
 
