@@ -160,4 +160,5 @@ def _words(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise AatcError(f"{file} cannot be read: {error}", "give a text file in UTF-8") from error
+        reason = getattr(error, "strerror", None) or error
+        raise AatcError(f"{file} cannot be read: {reason}", "give a text file in UTF-8") from error

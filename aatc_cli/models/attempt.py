@@ -58,5 +58,8 @@ def quiet_transformers() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its name."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of what an error says, with the next one where it ends in a colon; without any, its name."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -61,7 +61,9 @@ def _tell_left_out(entries: list[dict[str, Any]], measured: list[dict[str, Any]]
             why = (
                 f"it is stale ({entry['stale']})"
                 if entry["stale"]
-                else f"not measured on {', '.join(missing) or 'any text'}"
+                else f"not measured on {' and '.join(missing)} as the others were"
+                if missing
+                else "not measured on any text"
             )
             say(f"pick: {_name(entry)} is passed over: {why}")
 

@@ -349,6 +349,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     # transformers draws what is absent at random, and says so where nobody looks
     "a-weight-is-absent": (edit_weights(lambda parts: parts.pop(KEYS)), ("no weights for 1 of its parameters", KEYS)),
     "layers-are-absent": (edit_config(num_hidden_layers=5), ("no weights for 9", "model.layers.4.")),
+    "an-odd-head-dim": (edit_config(head_dim=15), ("requires an even rotary dimension",)),
     "another-head-dim": (edit_config(head_dim=8), ("k_proj.weight of shape [32, 64]", "asks for [16, 64]")),
     "another-vocabulary": (edit_config(vocab_size=300), ("lm_head.weight of shape [260, 64]", "[300, 64]")),
     "small-vocabulary": (edit_config(vocab_size=100), ("the tokenizer gives token", "embeddings for 100 tokens")),

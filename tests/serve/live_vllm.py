@@ -323,7 +323,8 @@ def correct(given: argparse.Namespace) -> None:
     calm = [i for i in range(len(alone)) if i not in preempted]
     say(alone_against_batched=same([alone[i] for i in calm], [batched[i] for i in calm]))
     if given.forced:
-        spread = [calm[k * len(calm) // given.forced] for k in range(min(given.forced, len(calm)))] if calm else []
+        kept = [i for i in range(len(prompts)) if i not in preempted]
+        spread = [kept[-1 - k * len(kept) // given.forced] for k in range(min(given.forced, len(kept)))]
         given_the_same_tokens(given, [(prompts[i], batched[i]) for i in spread])
     generate, wanted = reference(given.model, given.plan, given.dtype), {}
     # those that lost their blocks first, then some of all lengths, as long as there is time

@@ -75,10 +75,8 @@ class Walk:
             for way in self.settings.way:
                 compared = own.pop(subject.name) if way == "own" else self._given(subject, way)
                 rows.append(compared.row(way))
-            yield (
-                subject,
-                drafts[subject.name].model_copy(update={"rows": rows, "seconds": time.perf_counter() - began}),
-            )
+            seconds = time.perf_counter() - began + together
+            yield subject, drafts[subject.name].model_copy(update={"rows": rows, "seconds": seconds})
 
     def _own(self, subjects: Sequence[Subject]) -> dict[str, Compared]:
         """What every subject writes with its own cache, by name."""

@@ -45,8 +45,8 @@ class Frame:
         for name, share in self.seen.items():
             if share:
                 by_share.setdefault(f"{share:.0%}", []).append(name)
-        for share, names in by_share.items():
-            say(f"eval: {share} of {self.text} is calibration text of {', '.join(names)}: its figures flatter a plan")
+        for told, names in by_share.items():
+            say(f"eval: {told} of {self.text} is calibration text of {', '.join(names)}: its figures flatter a plan")
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ _MOST_PARTS = 1024
 # what starting and ending a program costs, in tiles
 _START = 24
 # what programs of exact tokens cost, in tiles
-_LATE = 30
+_LATE = 50
 # tiles of a program at most: sequences may be of several lengths
 _MOST_TILES = 512
 # tiles that share a turned query, and those of a warp that are under way

@@ -56,7 +56,7 @@ class ServeCommand:
         Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that did not end well.
         """
         if self.version is None:
-            raise AatcError("vLLM is not installed here", f"install {VERSIONS[0]}0, or run what is printed")
+            raise AatcError("vLLM is not installed here", f"pip install vllm=={VERSIONS[0]}0, or run what is printed")
         status = _run(self.arguments)
         if status:
             how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
