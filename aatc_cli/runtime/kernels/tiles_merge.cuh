@@ -88,38 +88,22 @@ struct Last {
   void* out;
 };
 
-// what the query pays the tokens of the window at the distances that count, of which a thread's first is read before sums are known
-struct Paid {
-  Exact tokens;
-  int total;
-  float score[G], before;
-
-  __device__ __forceinline__ bool counts(const Shape& s, int n) const {
-    const int lag = total - 1 - tokens.token(s, n);
-    return n < tokens.count && lag >= s.first_lag && lag <= s.last_lag;
-  }
-  __device__ __forceinline__ long long at(const Shape& s, int n) const {
-    return (long long)(blockIdx.x * s.heads + blockIdx.y) * s.slots + tokens.slot(s, n);
-  }
-  __device__ __forceinline__ void read(const Shape& s, const Last& x, int n) {
-    if (!counts(s, n)) return;
-#pragma unroll
-    for (int g = 0; g < G; g++) score[g] = __ldcg(x.exact_scores + at(s, n) * G + g);
-    before = x.received[at(s, n)];
-  }
-  // top and total [G] are those of all tokens
-  __device__ __forceinline__ void pay(const Shape& s, const Last& x, const float* top, const float* whole) {
-    const int first = tokens.sinks + threadIdx.x;
-    for (int n = first; n < tokens.count; n += THREADS) {
-      if (n > first) read(s, x, n);
-      if (!counts(s, n)) continue;
-      float paid = 0.f;
-#pragma unroll
-      for (int g = 0; g < G; g++) { const float share = ex2(score[g] - top[g]) / whole[g]; paid += share * share; }
-      x.received[at(s, n)] = before + paid;
+// what the query pays the tokens of the window at the distances that count; top and total [G] are those of all tokens
+__device__ __forceinline__ void pay(const Shape& s, const Last& x, const float* top, const float* total) {
+  const int h = blockIdx.y, b = blockIdx.x;
+  const Exact e = exact_tokens(s, x.tokens[b], x.tiles[b]);
+  for (int n = e.sinks + threadIdx.x; n < e.count; n += THREADS) {
+    const int lag = x.tokens[b] - 1 - e.token(s, n);
+    if (lag < s.first_lag || lag > s.last_lag) continue;
+    const long long at = (long long)(b * s.heads + h) * s.slots + e.slot(s, n);
+    float paid = 0.f;
+    for (int g = 0; g < G; g++) {
+      const float share = ex2(__ldcg(x.exact_scores + at * G + g) - top[g]) / total[g];
+      paid += share * share;
     }
+    x.received[at] += paid;
   }
-};
+}
 
 // after the partial result of this program is in part and stat: the last program of a head merges them all, decodes the summed latents once and
 // adds the exact parts, which come first
@@ -134,17 +118,12 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   float* packed = total + G;              // [G] of those of tiles
   float* share = packed + G;              // [parts][G] what a part's sums count
   __shared__ int is_last;
-  // what the program has written before the barrier is seen by who sees that it has arrived, and the other way round
+  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    is_last = atomicAdd(x.arrivals + b * s.heads + h, 1) == parts - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) is_last = atomicAdd(x.arrivals + b * s.heads + h, 1) == parts - 1;
   __syncthreads();
   if (!is_last) return;
-  Paid paid = {exact_tokens(s, x.tokens[b], x.tiles[b]), x.tokens[b]};
-  paid.read(s, x, paid.tokens.sinks + threadIdx.x);
+  __threadfence();
   const long long row = (long long)(b * s.heads + h) * parts * G;
   // a thread has two dimensions and every group-th channel, the first of which are fetched before anything else is known
   constexpr int each = (D + groups - 1) / groups, ahead = each < 16 ? each : 16;
@@ -214,6 +193,6 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     for (int n = 0; n < groups; n++) v += value[n * G * D + i];
     store(x.out, (long long)(b * s.heads + h) * G * D + i, v / total[g]);
   }
-  paid.pay(s, x, top, total);
+  pay(s, x, top, total);
   if (threadIdx.x == 0) x.arrivals[b * s.heads + h] = 0;
 }
