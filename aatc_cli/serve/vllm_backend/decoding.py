@@ -17,6 +17,7 @@ from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileScratch
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
 from aatc_cli.runtime.kernels.tile_shape import TileShape
+from aatc_cli.serve.vllm_backend.guard import Guard
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 
 # kernels that are compiled at once, at most
@@ -42,7 +43,7 @@ class Decoding:
         # of slots that a launch has beyond those there are, both stay zero
         room = launch_size(exact.slots)
         self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
-        self.compiled = form.layers[0].tables is not None
+        self.compiled, self.guard = form.layers[0].tables is not None, Guard(device)
         self.fast = fast_lots(form.frequencies)
         self._ready: dict[tuple[int, int, int, int], TileDecoder] = {}
         self._turns: dict[int, TileTurns] = {}
@@ -62,9 +63,15 @@ class Decoding:
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
-        if not self.compiled:
+        if self.compiled:
+            self._by_kernel(layer, query, cache, blocks, out)
+        else:
             out.copy_(self._by_twin(layer, query, cache, blocks))
-            return
+        # what is no number in an earlier layer is none in the last one
+        if layer == len(self.form.layers) - 1:
+            self.guard.note(out, self.tokens[: len(out)])
+
+    def _by_kernel(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         count, page = query.shape[0], int(cache.shape[1])
         columns = blocks.stride(0)
         decoder = self._decoder(layer, page, launch_size(count), columns)

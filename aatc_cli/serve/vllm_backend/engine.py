@@ -81,8 +81,10 @@ class TileEngine:
     def begin(self, requests: Sequence[tuple[str, int, int]], blocks: Tensor, host: Any) -> Step:
         """Begin a step of ``requests`` (id, cached tokens, new tokens), the rows of ``blocks`` int32 [B, n] in order.
 
-        host [B, n]: the same table on the CPU. Raises `AatcError` where cached tokens are not those that were seen.
+        host [B, n]: the same table on the CPU. Raises `AatcError` where cached tokens are not those that were seen, or
+        where an earlier step went wrong.
         """
+        self.decoding.guard.check(self.name)
         self._settle()
         self.places.release(request for request, cached, _ in requests if not cached)
         joining = {request for request, cached, _ in requests if cached and request not in self.places.held}
