@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ class Guard:
     def __init__(self, device: torch.device) -> None:
         self.wrong = torch.zeros((), dtype=torch.bool, device=device)
         # on a GPU what the device had noted when this was last asked for, there when the event has come
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        event: Any = torch.cuda.Event
+        self._event: Any = event() if device.type == "cuda" else None
         self._noted = torch.zeros((), dtype=torch.bool, pin_memory=device.type == "cuda")
         self._asked = False
 
