@@ -53,4 +53,5 @@ def serve(
         say("vLLM is not installed here: its version was not checked")
     if start:
         found.start()
-    typer.echo(found.line)
+    else:
+        typer.echo(found.line)

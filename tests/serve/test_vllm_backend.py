@@ -528,7 +528,9 @@ def test_a_server_that_ends_badly_is_told_with_the_plan_s_name(monkeypatch):
     def served_by(*arguments):
         return command.ServeCommand("paper-2", arguments, 1, 1, 1, "0.23.0")
 
-    served_by("true").start()
+    # as it does when its engine was killed
+    with pytest.raises(AatcError, match="the server of paper-2 ended with status 0, unasked"):
+        served_by("true").start()
     with pytest.raises(AatcError, match="the server of paper-2 ended with status 3"):
         served_by("sh", "-c", "exit 3").start()
     with pytest.raises(AatcError, match="paper-2 ended by SIGKILL"):

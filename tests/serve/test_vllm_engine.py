@@ -379,18 +379,6 @@ def test_a_step_of_nobody_changes_nothing(model, codecs):
     assert [token, driver.step({"a": [token]})["a"]] == alone(model, codecs, tokens, 2)
 
 
-def test_attention_that_is_no_number_ends_the_engine_by_name(model, codecs):
-    driver, tokens = Driver(model, codecs), prompt(2, 140)
-    token = driver.step({"a": tokens})["a"]
-    # rows of nobody are no numbers on a GPU and nobody minds
-    driver.engine.decoding.guard.note(torch.full((2, 4, 64), torch.nan), torch.zeros(2))
-    token = driver.step({"a": [token]})["a"]
-    driver.engine.exact.values[0, 0, 2] = torch.nan
-    driver.step({"a": [token], "b": prompt(3, 20)})
-    with pytest.raises(AatcError, match="codecs: attention of a request that decodes was no number"):
-        driver.step({"a": [token]})
-
-
 def test_requests_at_random_are_answered_as_if_alone(model, codecs):
     """Beside others that begin, decode and end in any step, in any order of the batch."""
     drawn, driver = random.Random(0), Driver(model, codecs, slots=5, blocks=60)
@@ -492,3 +480,16 @@ def test_the_kernel_of_rows_writes_what_torch_does(tmp_path):
         exact.write(1, (both[:, :2], both[:, 2:]), back, places)
     for name in ("keys", "values", "received"):
         torch.testing.assert_close(getattr(made[0], name), getattr(made[1], name))
+
+
+def test_answers_that_are_no_numbers_end_the_engine(model, codecs):
+    driver = Driver(model, codecs)
+    token = {"a": driver.step({"a": prompt(1, 150)})["a"], "b": driver.step({"b": prompt(2, 90)})["b"]}
+    # rows that belong to nobody are none of anybody's answer
+    driver.engine.exact.keys[:, 2:] = torch.nan
+    driver.step({name: [each] for name, each in token.items()})
+    driver.engine.forget([], [])
+    driver.engine.exact.keys[0, 1] = torch.nan
+    driver.step({name: [each] for name, each in token.items()})
+    with pytest.raises(AatcError, match="attention of 1 decoding requests of codecs became no number"):
+        driver.engine.forget([], [])

@@ -29,7 +29,7 @@ ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 # what the plan or --prefixes decides beside the arguments that are given
 _DECIDED = (
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config"),
-    *("--async-scheduling", "--no-async-scheduling"),
+    "--async-scheduling",
 )
 # overlapped steps were seen to go wrong
 _ONE_BY_ONE = "--no-async-scheduling"
@@ -58,14 +58,15 @@ class ServeCommand:
     def start(self) -> None:
         """Run that command until it ends, which SIGTERM asks of it too.
 
-        Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that did not end well.
+        Raises `AatcError` where vLLM is not installed, and with the plan's name for a server that ended unasked.
         """
         if self.version is None:
             raise AatcError("vLLM is not installed here", f"pip install vllm=={VERSIONS[0]}0, or run what is printed")
         status = _run(self.arguments)
-        if status:
-            how = f"with status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
-            raise AatcError(f"the server of {self.plan} ended {how}", "what it said last is above")
+        if status is not None:
+            # the server of a dead engine ends as if it had been asked to
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            raise AatcError(f"the server of {self.plan} ended {how}, unasked", "what it said last is above")
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def serve_command(plan: str, model: str, wanted: Wanted, others: list[str]) -> S
     )
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """The status of a command; negative where a signal ended it, zero where this process was told to end it."""
+def _run(arguments: Sequence[str]) -> int | None:
+    """The status of a command; negative where a signal ended it, None where this process was told to end it."""
     told: list[int] = []
     # a terminal sends its interrupt to both; a child that is being started is asked as soon as it is there
     before = {number: signal.signal(number, lambda n, _: told.append(n)) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -116,7 +117,7 @@ def _run(arguments: Sequence[str]) -> int:
         while True:
             try:
                 status = process.wait(0.2)
-                return 0 if told else status
+                return None if told else status
             except subprocess.TimeoutExpired:
                 if told and told[-1] == signal.SIGTERM:
                     told.append(0)
@@ -166,6 +167,7 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
     parts = [part for pair in fixed.items() for part in pair]
     caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"
     # a prompt that waits until it is read whole attends to itself exactly; its later chunks would read the first packed
+    rest = [given for given in rest if given != _ONE_BY_ONE]
     whole = [] if _CHUNKS in rest else [f"--no-{_CHUNKS[2:]}"]
     return ("vllm", "serve", model, _NAME, *names, plan[1], *parts, caching, _ONE_BY_ONE, *whole, *rest)
 

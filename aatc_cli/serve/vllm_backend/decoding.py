@@ -17,8 +17,8 @@ from aatc_cli.runtime.kernels.angles import TileTurns, fast_lots
 from aatc_cli.runtime.kernels.decode_tiles import TileCall, TileCounters, TileDecoder, TileScratch
 from aatc_cli.runtime.kernels.launch import ELEMENTS, function
 from aatc_cli.runtime.kernels.tile_shape import TileShape
-from aatc_cli.serve.vllm_backend.guard import Guard
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
+from aatc_cli.serve.vllm_backend.sound import Soundness
 
 # kernels that are compiled at once, at most
 _THREADS = 16
@@ -37,14 +37,15 @@ class Decoding:
     tokens and tiles int32 [slots] are read on the device, and so are blocks, by rows of the engine's own block table.
     """
 
-    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float) -> None:
+    def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float, plan: str) -> None:
         self.form, self.exact, self.scaling = form, exact, scaling
         device = form.frequencies.device
         # of slots that a launch has beyond those there are, both stay zero
         room = launch_size(exact.slots)
         self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
-        self.compiled, self.guard = form.layers[0].tables is not None, Guard(device)
+        self.compiled = form.layers[0].tables is not None
         self.fast = fast_lots(form.frequencies)
+        self.sound = Soundness(plan, device)
         self._ready: dict[tuple[int, int, int, int], TileDecoder] = {}
         self._turns: dict[int, TileTurns] = {}
         self._decoders: dict[TileShape, TileDecoder] = {}
@@ -63,15 +64,14 @@ class Decoding:
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
-        if self.compiled:
-            self._by_kernel(layer, query, cache, blocks, out)
-        else:
-            out.copy_(self._by_twin(layer, query, cache, blocks))
-        # what is no number in an earlier layer is none in the last one
+        self._attend(layer, query, cache, blocks, out)
         if layer == len(self.form.layers) - 1:
-            self.guard.note(out, self.tokens[: len(out)])
+            self.sound.look(out, self.tokens[: query.shape[0]])
 
-    def _by_kernel(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
+    def _attend(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
+        if not self.compiled:
+            out.copy_(self._by_twin(layer, query, cache, blocks))
+            return
         count, page = query.shape[0], int(cache.shape[1])
         columns = blocks.stride(0)
         decoder = self._decoder(layer, page, launch_size(count), columns)

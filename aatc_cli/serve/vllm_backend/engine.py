@@ -42,7 +42,7 @@ class TileEngine:
         device, like = form.frequencies.device, torch.empty(0, dtype=form.dtype, device=form.frequencies.device)
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
-        self.decoding, self.packing = Decoding(form, self.exact, scaling), Packing(form, self.exact)
+        self.decoding, self.packing = Decoding(form, self.exact, scaling, name), Packing(form, self.exact)
         self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
@@ -71,8 +71,10 @@ class TileEngine:
     def forget(self, finished: Sequence[str], preempted: Sequence[str], order: Sequence[str] = ()) -> None:
         """Requests that ended, and those that lost their blocks and will come again; ``order``: of the next batch.
 
-        In that order requests were scheduled: one that goes on from another's blocks stands behind it.
+        In that order requests were scheduled: one that goes on from another's blocks stands behind it. Raises
+        `AatcError` where answers of a step before are known to be no numbers.
         """
+        self.decoding.sound.check()
         self._settle()
         self.places.take(preempted)
         self.places.release(finished)
@@ -81,10 +83,8 @@ class TileEngine:
     def begin(self, requests: Sequence[tuple[str, int, int]], blocks: Tensor, host: Any) -> Step:
         """Begin a step of ``requests`` (id, cached tokens, new tokens), the rows of ``blocks`` int32 [B, n] in order.
 
-        host [B, n]: the same table on the CPU. Raises `AatcError` where cached tokens are not those that were seen, or
-        where an earlier step went wrong.
+        host [B, n]: the same table on the CPU. Raises `AatcError` where cached tokens are not those that were seen.
         """
-        self.decoding.guard.check(self.name)
         self._settle()
         self.places.release(request for request, cached, _ in requests if not cached)
         joining = {request for request, cached, _ in requests if cached and request not in self.places.held}

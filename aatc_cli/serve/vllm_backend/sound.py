@@ -1,0 +1,45 @@
+"""Whether attention of decoding requests is numbers: every step counts on the device, later ones ask without waiting.
+
+On a card that other processes shared, rows of decode attention were seen to become no numbers at random steps, and the
+cause is not known (docs/log/serving.md). What is no number stays none in all layers behind, so the last one is looked
+at. An engine whose answers would be wrong ends instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aatc_cli.errors import AatcError
+
+
+class Soundness:
+    """How many rows of plan ``plan`` were no numbers, int32 [1] on ``device``."""
+
+    def __init__(self, plan: str, device: torch.device) -> None:
+        self.plan = plan
+        self.broken = torch.zeros(1, dtype=torch.int32, device=device)
+        self.known = torch.zeros(1, dtype=torch.int32, pin_memory=True) if self.broken.is_cuda else self.broken
+        self._copied: Any = None
+
+    def look(self, out: Tensor, tokens: Tensor) -> None:
+        """Count rows of ``out`` [B, Hq, D] that are no numbers, of requests that have ``tokens`` int32 [B]."""
+        wrong = out.isfinite().logical_not_().flatten(1).any(1) & (tokens > 0)
+        self.broken += wrong.sum(dtype=torch.int32)
+
+    def check(self) -> None:
+        """Raise `AatcError` where rows were broken in a step that is done; ask for those of the steps under way."""
+        if self._copied is not None and not self._copied.query():
+            return
+        if int(self.known):
+            raise AatcError(
+                f"attention of {int(self.known)} decoding requests of {self.plan} became no number",
+                "start the server again and ask again; on a card that other processes share this was seen, see "
+                "docs/serving.md",
+            )
+        if self.broken.is_cuda:
+            self.known.copy_(self.broken, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
