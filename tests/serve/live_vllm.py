@@ -78,7 +78,8 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
         settings["enforce_eager"] = True
     if plan is not None:
         register()
-        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": {"plan": plan}}}
+        asked = {"plan": plan, "unchecked": given.overlapped}
+        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": asked}}
     if plan is not None and settings["enable_prefix_caching"]:
         settings["additional_config"]["aatc"]["prefixes"] = True
     started = time.time()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import random
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -376,6 +377,28 @@ def test_a_step_of_nobody_changes_nothing(model, codecs):
     after = driver.engine.exact.keys[:, :4], driver.engine.exact.received[:, :4]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert [token, driver.step({"a": [token]})["a"]] == alone(model, codecs, tokens, 2)
+
+
+def test_requests_at_random_are_answered_as_if_alone(model, codecs):
+    """Beside others that begin, decode and end in any step, in any order of the batch."""
+    drawn, driver = random.Random(0), Driver(model, codecs, slots=5, blocks=60)
+    prompts, out, left = {}, {}, {}
+    for number in range(70):
+        batch = {name: [out[name][-1]] for name in left}
+        if len(left) < 5 and number < 45 and drawn.random() < 0.5:
+            name = f"r{number}"
+            prompts[name], left[name] = prompt(number, drawn.choice([1, 2, 64, 131, 133, 180, 197, 260])), 15
+            out[name], batch[name] = [], prompts[name]
+        names = drawn.sample([*batch], len(batch))
+        for name, token in (driver.step({name: batch[name] for name in names}) if batch else {}).items():
+            out[name].append(token)
+            left[name] -= 1
+            if not left[name] or drawn.random() < 0.02:
+                del left[name]
+                driver.drop(name)
+    assert len(out) > 10
+    for name, tokens in prompts.items():
+        assert out[name] == alone(model, codecs, tokens, len(out[name])), name
 
 
 def test_slots_follow_the_rows_that_decode():

@@ -191,7 +191,8 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     const int g = i / D;
     float v = near[i] + packed[g] * x.value_bias[h * D + i % D];
     for (int n = 0; n < groups; n++) v += value[n * G * D + i];
-    store(x.out, (long long)(b * s.heads + h) * G * D + i, v / total[g]);
+    // a sequence without tokens attends to nothing
+    store(x.out, (long long)(b * s.heads + h) * G * D + i, total[g] == 0.f ? 0.f : v / total[g]);
   }
   pay(s, x, top, total);
   if (threadIdx.x == 0) x.arrivals[b * s.heads + h] = 0;

@@ -217,6 +217,17 @@ def test_the_kernel_is_its_twin(
     assert (received - paid).abs().max() <= 2e-3 * paid.abs().max()
 
 
+def test_a_sequence_without_tokens_is_zero(emulated: Callable[..., Tensor]) -> None:
+    """Rows that a captured batch has to spare: no numbers there would spread where a model looks at all rows."""
+    case = Case.of(3, 3, 64, [700, 200, 133], 2.0, THREE, False, 1e4)
+    expected = decode_attention(case.layer, case.data, case.query, case.tables)[0]
+    case.counters.tokens[1] = case.counters.tiles[1] = 0
+    found, received = case.attended(emulated, 8)
+    assert not found[1].any()
+    assert not received[1].any()
+    assert (found[[0, 2]] - expected[[0, 2]]).square().mean().sqrt() < 2e-3 * expected[[0, 2]].square().mean().sqrt()
+
+
 def test_one_form_holds_all_classes(emulated: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """As where layers have more forms than a kernel has code for: steps that a class lacks meet rows of zeros."""
     monkeypatch.setattr(forms, "_MOST_FORMS", 1)
