@@ -73,18 +73,6 @@ def synthetic_plan(folder: str, bits: float) -> None:
         prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
         return start.engine_for(prepared, config, device)
 
-    made = start.static_of
-
-    def static_of(*given):
-        form = made(*given)
-        first = form.layers[0].layer
-        first.prepare()
-        # all layers are the same one: its tables take half a second
-        known = {name: value for name, value in vars(first).items() if name in ("_tables", "_encoder")}
-        for fused in form.layers[1:]:
-            vars(fused.layer).update(known)
-        return form
-
     def recognise(self, request, cached, *, shared):
         held = self.held[request]
         if held.tokens != cached:
@@ -100,7 +88,6 @@ def synthetic_plan(folder: str, bits: float) -> None:
                 part = cache[start_at : start_at + 256]
                 part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
 
-    start.static_of = static_of
     served.open_engine, Places.recognise, TileEngine.fill = opened, recognise, fill
 
 
@@ -160,6 +147,8 @@ def bench(given: argparse.Namespace) -> None:
         decode(llm, given, largest, pretend)
     if "throughput" in given.only and given.tokenizer:
         bench_throughput(llm, given)
+    if given.traced:
+        traced(llm, given, pretend)
 
 
 def pretended_contexts(*, by_bytes: bool) -> list[bool]:
@@ -222,6 +211,31 @@ def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) ->
         # of different lengths, so that some request has a tile to pack in most steps
         rate = decode_rate(llm, prompts(min(given.batch, largest), given.context, 64), given.steps)
         say(kind=given.kind, batch=min(given.batch, largest), context="up to 63 less", **rate)
+    pretend[0] = False
+
+
+def traced(llm, given: argparse.Namespace, pretend: list[bool]) -> None:
+    """Which kernels a first token and a few decode steps take their time with, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def kernels(steps: int, run) -> dict[str, object]:
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+            started = time.time()
+            run()
+            seconds = time.time() - started
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+        on_gpu = [row for row in rows if row.self_device_time_total > 0 and row.self_cpu_time_total == 0]
+        busy = sum(row.self_device_time_total for row in on_gpu)
+        named = [[row.key[:60], row.count, round(row.self_device_time_total / 1000, 3)] for row in on_gpu[:25]]
+        hosts = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)[:25]
+        host = [[row.key[:40], row.count, round(row.self_cpu_time_total / 1000, 3)] for row in hosts]
+        return {"steps": steps, "ms": round(1000 * seconds, 1), "busy_ms": round(busy / 1000, 1), "gpu": named, "host": host}
+
+    first_token(llm, 2048)
+    say(kind=given.kind, traced="first token of 2048", **kernels(1, lambda: first_token(llm, 2048)))
+    pretend[0] = True
+    found = prompts(given.batch, given.context)
+    say(kind=given.kind, traced=f"decode {given.batch}", **kernels(8, lambda: decode_rate(llm, found, 8)))
     pretend[0] = False
 
 

@@ -449,6 +449,7 @@ def main() -> None:
     parser.add_argument("--kind", default="plan")
     parser.add_argument("--tokenizer", help="of any model, for vLLM's own benchmarks, whose prompts are text")
     parser.add_argument("--only", nargs="*", default=["first", "latency", "decode", "uneven", "throughput"])
+    parser.add_argument("--traced", action="store_true", help="last of all: which kernels take the time")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--bits", type=float, default=2.0)
     parser.add_argument("--folder", default="llama-geometry")
