@@ -75,5 +75,5 @@ def test_requests_that_share_prefixes_are_answered_alike_again(served):
     model, plan = served
     found = run("shared", "--model", str(model), "--plan", str(plan), "--graphs")
     assert found["hits"] > 0
-    for name in ("again_against_first", "together_against_again", "first_against_fused"):
+    for name in ("again_against_first", "together_against_again", "first_against_fused", "hits_against_fused"):
         assert found[name]["equal"] == found[name]["of"], found[name]
