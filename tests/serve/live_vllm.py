@@ -401,7 +401,7 @@ def shared(given: argparse.Namespace) -> None:
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
     heads = [(head * 3)[:640] for head in sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]]
-    tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
+    tails = random_prompts(given.prompts, vocabulary, 100)
     if given.text:
         pieces = text_prompts(given.model, given.text, [640, 640, *map(len, tails)])
         heads, tails = pieces[:2], pieces[2:]
@@ -417,18 +417,19 @@ def shared(given: argparse.Namespace) -> None:
     # of either head the first request hits nothing
     cold = [answers(llm, [ids], given.steps)[0] for ids in prompts[:2]]
     joined = [answers(llm, [ids], given.steps)[0] for ids in prompts[2:]]
+    some = prompts[:8]
     # a request that comes again finds more full blocks, its own: what it reads packed is the same from then on
     for _ in range(2):
-        first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    together = answers(llm, prompts, given.steps)
-    again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=5 * len(prompts))
+        first = [answers(llm, [ids], given.steps)[0] for ids in some]
+    together = answers(llm, some, given.steps)
+    again = [answers(llm, [ids], given.steps)[0] for ids in some]
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=len(prompts) + 4 * len(some))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
     if given.forced:
         given_the_same_tokens(given, list(zip(prompts, cold, strict=False)), 64, of="cold")
-        given_the_same_tokens(given, list(zip(prompts, again, strict=True)), 64, of="hits")
+        given_the_same_tokens(given, list(zip(some, again, strict=True)), 64, of="hits")
     generate = reference(given.model, given.plan, given.dtype, 64)
-    own = [generate(ids, given.steps) for ids in prompts]
+    own = [generate(ids, given.steps) for ids in some]
     # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
     say(first_against_fused=same(cold, own[: len(cold)]))
     say(hits_against_own_prompts=same(again, own))

@@ -73,7 +73,7 @@ def test_vllm_generates_what_the_fused_cache_does(served, options):
 
 def test_requests_that_share_prefixes_are_answered_alike_again(served):
     model, plan = served
-    found = run("shared", "--model", str(model), "--plan", str(plan), "--graphs")
+    found = run("shared", "--model", str(model), "--plan", str(plan), "--graphs", "--prompts", "8")
     assert found["hits"] > 0
     for name in ("again_against_first", "together_against_again", "first_against_fused", "hits_against_fused"):
         assert found[name]["equal"] == found[name]["of"], found[name]
