@@ -195,11 +195,17 @@ def first_token(llm, length: int) -> float:
 
 
 def first_tokens(llm, given: argparse.Namespace) -> None:
-    """Of a short prompt and of a long one."""
+    """Of a short prompt and of a long one, and of short ones whose length nobody asked for before."""
     for length in (2048, given.context):
         first_token(llm, length)
         found = sorted(first_token(llm, length) for _ in range(3))
         say(kind=given.kind, prompt=length, first_token_ms=[round(1000 * seconds, 1) for seconds in found])
+    new = [first_token(llm, length) for length in range(1900, 2000, 20)]
+    say(
+        kind=given.kind,
+        prompt="1,900 to 1,980, each once",
+        first_token_ms=[round(1000 * seconds, 1) for seconds in new],
+    )
 
 
 def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) -> None:
