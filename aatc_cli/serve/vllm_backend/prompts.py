@@ -110,7 +110,8 @@ def _dropped_of_tile(layer: TileLayer) -> list[int]:
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n]."""
-    own = flash_attention(*(rows[0].transpose(0, 1) for rows in (query, keys, values)), scaling, causal=causal)
+    by_token = [rows[0].transpose(0, 1) for rows in (query, keys, values)]
+    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal)
     if own is not None:
         return own[0].transpose(0, 1)[None], own[1][None].float()
     found = attention_with_sums(query, keys, values, scaling, causal=causal)
