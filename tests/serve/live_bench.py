@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import time
+from functools import partial
 
 from live_vllm import engine, say
 
@@ -158,7 +159,7 @@ def bench(given: argparse.Namespace) -> None:
     if ours:
         say(kind=given.kind, rows_of_no_numbers=int(found.engine.decoding.sound.broken))
     if given.traced:
-        traced(llm, given, pretend)
+        traced(llm, given, largest, pretend)
 
 
 def pretended_contexts(*, by_bytes: bool) -> list[bool]:
@@ -224,7 +225,7 @@ def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) ->
     pretend[0] = False
 
 
-def traced(llm, given: argparse.Namespace, pretend: list[bool]) -> None:
+def traced(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) -> None:
     """Which kernels a first token and a few decode steps take their time with, by torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -250,8 +251,9 @@ def traced(llm, given: argparse.Namespace, pretend: list[bool]) -> None:
     first_token(llm, 2048)
     say(kind=given.kind, traced="first token of 2048", **kernels(1, lambda: first_token(llm, 2048)))
     pretend[0] = True
-    found = prompts(given.batch, given.context)
-    say(kind=given.kind, traced=f"decode {given.batch}", **kernels(8, lambda: decode_rate(llm, found, 8)))
+    for count in (min(given.batch, largest), largest):
+        found = prompts(count, given.context)
+        say(kind=given.kind, traced=f"decode {count}", **kernels(8, partial(decode_rate, llm, found, 8)))
     pretend[0] = False
 
 

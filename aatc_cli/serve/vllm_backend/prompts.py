@@ -18,11 +18,38 @@ from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.layer import TileLayer
 from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend.aside import Aside
 from aatc_cli.serve.vllm_backend.flash import flash_attention
 from aatc_cli.serve.vllm_backend.quick import plain_keys
 
 # tiles that are read at once, which bounds the numbers alive
 _TILES = 256
+
+
+def attend_whole(
+    store: TileStore,
+    rows: tuple[Tensor, Tensor, Tensor],
+    back: tuple[Tensor, Tensor],
+    view: LayerView,
+    out: Tensor,
+    aside: Aside,
+) -> None:
+    """Attention of a whole prompt, or its first tokens, into ``out`` [n, Hq, D]; the empty ``store`` takes them in.
+
+    rows and back: as of `attend_chunk`. What the store does may be under way until ``aside`` is joined.
+    """
+    query, keys, values = rows
+    queries, own_keys, own_values = (part.transpose(0, 1)[None] for part in rows)
+    found, sums = _attention(queries, own_keys, own_values, view.scaling, causal=True, out=out)
+    if found.data_ptr() != out.data_ptr():
+        out.copy_(found[0].transpose(0, 1))
+    lags = store.layer.rule.lags(store.window.recent)
+
+    def take_in() -> None:
+        store.received.prompt(received_of(query, keys, sums[0], view.scaling, lags, 0))
+        store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
+
+    aside(take_in, (query, keys, values, sums))
 
 
 def attend_chunk(
@@ -108,10 +135,15 @@ def _dropped_of_tile(layer: TileLayer) -> list[int]:
     return found
 
 
-def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n]."""
+def _attention(
+    query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n].
+
+    out [n, Hq, D]: where the engine's attention, if there is one, may write it.
+    """
     by_token = [rows[0].transpose(0, 1) for rows in (query, keys, values)]
-    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal)
+    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal, out=out)
     if own is not None:
         return own[0].transpose(0, 1)[None], own[1][None].float()
     found = attention_with_sums(query, keys, values, scaling, causal=causal)
@@ -122,8 +154,8 @@ def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, c
     if causal:
         scores = scores.masked_fill(~causal_mask(query.shape[2], None, query.device), -torch.inf)
     sums = scores.logsumexp(-1)
-    out = (scores - sums[..., None]).exp() @ values.float()[:, :, None]
-    return out.flatten(1, 2).to(query.dtype), sums.flatten(1, 2)
+    found_rows = (scores - sums[..., None]).exp() @ values.float()[:, :, None]
+    return found_rows.flatten(1, 2).to(query.dtype), sums.flatten(1, 2)
 
 
 def _rotated(keys: Tensor, view: LayerView, place: int) -> Tensor:
