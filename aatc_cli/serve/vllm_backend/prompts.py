@@ -6,6 +6,7 @@ together, and which say what tokens receive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -26,42 +27,46 @@ from aatc_cli.serve.vllm_backend.quick import plain_keys
 _TILES = 256
 
 
-def attend_whole(
-    store: TileStore,
-    rows: tuple[Tensor, Tensor, Tensor],
-    back: tuple[Tensor, Tensor],
-    view: LayerView,
-    out: Tensor,
-    aside: Aside,
-) -> None:
-    """Attention of a whole prompt, or its first tokens, into ``out`` [n, Hq, D]; the empty ``store`` takes them in.
+class Prompts:
+    """Prompts of all layers: they attend, and their stores take them in, beside the layers that follow or at once.
 
-    rows and back: as of `attend_chunk`. What the store does may be under way until ``aside`` is joined.
+    tables: cos and sin of places (`LayerView.tables`).
     """
-    query, keys, values = rows
-    queries, own_keys, own_values = (part.transpose(0, 1)[None] for part in rows)
-    found, sums = _attention(queries, own_keys, own_values, view.scaling, causal=True, out=out)
-    if found.data_ptr() != out.data_ptr():
-        out.copy_(found[0].transpose(0, 1))
-    lags = store.layer.rule.lags(store.window.recent)
 
-    def take_in() -> None:
-        store.received.prompt(received_of(query, keys, sums[0], view.scaling, lags, 0))
+    def __init__(self, scaling: float, tables: Callable[[int, int], tuple[Tensor, Tensor]], device: torch.device):
+        self.view, self.aside = LayerView(scaling, tables), Aside(device)
+
+    def whole(
+        self, store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], out: Tensor
+    ) -> None:
+        """Attention of the first tokens of an empty ``store`` into ``out``, as `chunk`; `join` before it is read."""
+        query, keys, values = rows
+        queries, own_keys, own_values = (part.transpose(0, 1)[None] for part in rows)
+        found, sums = _attention(queries, own_keys, own_values, self.view.scaling, causal=True, out=out)
+        if found.data_ptr() != out.data_ptr():
+            out.copy_(found[0].transpose(0, 1))
+        lags = store.layer.rule.lags(store.window.recent)
+
+        def take_in() -> None:
+            store.received.prompt(received_of(query, keys, sums[0], self.view.scaling, lags, 0))
+            store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
+
+        self.aside(take_in, (query, keys, values, sums))
+
+    def chunk(
+        self, store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], out: Tensor
+    ) -> None:
+        """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
+
+        rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
+        """
+        query, keys, values = rows
+        out.copy_(attend_prompt(store, query, (keys, values), self.view))
         store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
 
-    aside(take_in, (query, keys, values, sums))
-
-
-def attend_chunk(
-    store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], view: LayerView, out: Tensor
-) -> None:
-    """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
-
-    rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
-    """
-    query, keys, values = rows
-    out.copy_(attend_prompt(store, query, (keys, values), view))
-    store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
+    def join(self) -> None:
+        """What is launched from now on finds all prompts taken in."""
+        self.aside.join()
 
 
 def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], view: LayerView) -> Tensor:
