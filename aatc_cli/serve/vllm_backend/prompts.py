@@ -33,7 +33,9 @@ class Prompts:
     tables: cos and sin of places (`LayerView.tables`).
     """
 
-    def __init__(self, scaling: float, tables: Callable[[int, int], tuple[Tensor, Tensor]], device: torch.device):
+    def __init__(
+        self, scaling: float, tables: Callable[[int, int], tuple[Tensor, Tensor]], device: torch.device
+    ) -> None:
         self.view, self.aside = LayerView(scaling, tables), Aside(device)
 
     def whole(
