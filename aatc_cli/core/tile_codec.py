@@ -60,6 +60,43 @@ class TileCodec:
         by_class = torch.unflatten(coded, -1, (self.classes, -1)).movedim(-2, 0)
         return saturated(decode(by_class, self.codec.decode), x.dtype)
 
+    @cached_property
+    def _each(self) -> tuple[TransformCodec, ...]:
+        """The codec of every class."""
+        return tuple(self.of_class(k) for k in range(self.classes))
+
+    def reconstruct_chosen(self, x: Tensor, classes: Tensor) -> Tensor:
+        """What the class of each token gives back for vectors [B, P, C]: [B, P, C]. classes [B, orders, P].
+
+        As `reconstruct` where only the class that a token is of is wanted: those of a class are coded together, and
+        none for another. Heads with another order than their group's are coded for all classes.
+        """
+        groups, orders = self.codec.groups, classes.shape[1]
+        if orders not in (1, groups):
+            by_order = torch.unflatten(self.reconstruct(x), -1, (orders, -1))
+            chosen = classes.transpose(1, 2)[None, ..., None].expand(1, *by_order.shape[1:])
+            return by_order.gather(0, chosen)[0].flatten(-2)
+        order = classes.argsort(dim=-1, stable=True)
+        ranked = classes.gather(-1, order).expand(-1, groups, -1)[..., None]
+        order = order.expand(-1, groups, -1)[..., None].expand(-1, -1, -1, x.shape[-1] // groups)
+        latents = torch.unflatten(self.codec.latents(x), -1, (groups, -1)).transpose(1, 2).gather(2, order)
+        found = torch.zeros_like(latents)
+        for k, (begin, end) in enumerate(self._spans(classes)):
+            if end > begin:
+                part, mine = latents[:, :, begin:end].transpose(1, 2).flatten(2), ranked[:, :, begin:end] == k
+                coded = self._each[k].dequantize(*self._each[k].quantize(part))
+                coded = torch.unflatten(coded, -1, (groups, -1)).transpose(1, 2)
+                found[:, :, begin:end] = torch.where(mine, coded, found[:, :, begin:end])
+        rows = torch.empty_like(found).scatter_(2, order, found).transpose(1, 2).flatten(2)
+        return saturated(decode(rows, self.codec.decode), x.dtype)
+
+    def _spans(self, classes: Tensor) -> list[tuple[int, int]]:
+        """Where the tokens of each class begin and end in any order of ``classes`` [B, orders, P], sorted."""
+        counts = (classes[None] == torch.arange(self.classes, device=classes.device).view(-1, 1, 1, 1)).sum(-1)
+        ends = counts.cumsum(0)
+        bounds = torch.stack(((ends - counts).amin((1, 2)), ends.amax((1, 2))), -1)
+        return [(begin, end) for begin, end in bounds.tolist()]
+
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TileCodec:
         """Move to a device, matrices and scales in ``dtype``."""
         return TileCodec(self.codec.to(device, dtype), self.bits.to(device), self.rule)

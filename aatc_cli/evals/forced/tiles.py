@@ -98,7 +98,8 @@ def tiled_attention(
     check_inputs(inputs)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
-    hats = _hats(inputs, codecs, packed)
+    ahead = _first_block(prompt, length, window, left) if prompt else 0
+    hats = _hats(inputs, codecs, slice(packed.start + ahead, packed.stop))
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
     query = torch.unflatten(inputs.query, 1, (heads, -1)).to(wide) * inputs.scaling
     held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
@@ -120,7 +121,10 @@ def tiled_attention(
             else:
                 classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
             found.append(classes)
-            _code(leaving, done, classes.expand(-1, heads, -1), hats, held)
+            if done < ahead:
+                _code_prompt(inputs, codecs, leaving, classes, held)
+            else:
+                _code(leaving, done - ahead, classes.expand(-1, heads, -1), hats, held)
             if dropped is not None:
                 _hide(hidden[..., 0, 0, leaving], classes, dropped)
             if stays is not None:
@@ -136,6 +140,12 @@ def tiled_attention(
         start = end
     none = torch.zeros(*received.shape[:2], 0, dtype=torch.int64, device=received.device)
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
+
+
+def _first_block(prompt: int, length: int, window: Window, left: Stays | None) -> int:
+    """How many tokens leave the window together when a prompt ends; with the first token behind it, unless pressed."""
+    ahead = packed_tokens(prompt, window) if left is not None else 0
+    return ahead or packed_tokens(min(prompt + 1, length), window)
 
 
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
@@ -160,6 +170,20 @@ def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tenso
         rows = rebias(codecs[side].reconstruct(raw[:, packed]), bias)
         sides.append(torch.unflatten(rows, -1, (heads, dim)).transpose(2, 3))
     return _rotated(inputs, sides[0], packed), sides[1]
+
+
+def _code_prompt(
+    inputs: LayerInputs, codecs: TileCodecs, leaving: slice, classes: Tensor, held: tuple[Tensor, Tensor]
+) -> None:
+    """As `_code` of tokens that are many at once: none is coded for a class that it is not of. [B, orders, P]."""
+    site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
+    sources = zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), held, strict=True)
+    for side, raw, bias, exact in sources:
+        rows = rebias(codecs[side].reconstruct_chosen(raw[:, leaving], classes), bias)
+        vectors = torch.unflatten(rows, -1, (heads, dim)).transpose(1, 2)
+        if side == "k":
+            vectors = _rotated(inputs, vectors[None], leaving)[0]
+        exact[:, :, leaving] = vectors.to(exact.dtype)
 
 
 def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:
