@@ -20,7 +20,7 @@ from aatc_cli.core.attend import attention_weights
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.reading import Reading
 from aatc_cli.core.press.state import Pressed
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_within
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
@@ -87,6 +87,8 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     """
     length = int(tokens.shape[1])
     found: list[list[Reading]] = [[] for _ in sites]
+    # what the prompt's tokens paid one another is the same whichever chunk is read again
+    paid: dict[int, Tensor] = {}
     for start in range(0, length, _CHUNK):
         chunk = slice(start, min(start + _CHUNK, length))
         told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)]).expand(len(tokens), -1)
@@ -95,7 +97,10 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
         check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
-            found[inputs.site.layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start)))
+            layer = inputs.site.layer
+            if layer not in paid:
+                paid[layer] = _own(inputs, length)
+            found[layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start), paid[layer]))
             return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
 
         with attention_override(model, sites, attend):
@@ -103,7 +108,7 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     return [Reading.joined(parts) for parts in found]
 
 
-def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Reading:
+def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int, own: Tensor) -> Reading:
     """What the tokens of ``chunk`` receive from the queries behind ``length`` tokens, and from those before."""
     query, heads, site = inputs.query[:, :, length:], inputs.key.shape[1], inputs.site
     keys = torch.cat((inputs.key[:, :, :sinks], inputs.key[:, :, chunk], inputs.key[:, :, length:]), 2)
@@ -119,14 +124,19 @@ def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Read
         by_head = torch.unflatten(weights[..., sinks:before], 1, (heads, -1))
         best = torch.maximum(best, by_head.amax((2, 3)))
         squares += by_head.square().sum((2, 3))
-    # without a last distance: of all queries of the prompt that stand so far behind
-    own = received_by_head(
-        inputs.query[:, :, :length],
-        inputs.key[:, :, :length],
+    return Reading(best, squares, own[..., chunk])
+
+
+def _own(inputs: LayerInputs, length: int) -> Tensor:
+    """What the tokens of the prompt receive of one another, of all queries that stand a tile behind: [B, H, P]."""
+    site, (query, key, value) = inputs.site, (x[:, :, :length] for x in (inputs.query, inputs.key, inputs.value))
+    return received_within(
+        query,
+        key,
+        value,
         inputs.scaling,
         (TILE, length),
         sliding=site.sliding_window,
         sinks=site.sinks,
         softcap=site.softcap,
     )
-    return Reading(best, squares, own[..., chunk])

@@ -20,7 +20,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.ranked import classes_of_kept
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_within
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
@@ -157,9 +157,10 @@ def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], promp
 
 
 def _received_in(inputs: LayerInputs, lags: tuple[int, int], prompt: int) -> Tensor:
-    query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
-    site, sliding = inputs.site, inputs.sliding_window
-    return received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
+    site, (query, keys, values) = inputs.site, (x[:, :, :prompt] for x in (inputs.query, inputs.key, inputs.value))
+    return received_within(
+        query, keys, values, inputs.scaling, lags, sliding=inputs.sliding_window, sinks=site.sinks, softcap=site.softcap
+    )
 
 
 def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:
