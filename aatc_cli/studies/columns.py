@@ -73,19 +73,19 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
 
 def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Iterator[Column]:
     """A column for every text."""
-    length = choices.length or task.length
+    length, tokens = choices.length or task.length, choices.tokens or task.tokens
     for text in dict.fromkeys((*task.texts, *(choices.text if task.given_too or not task.texts else ()))):
         shown: dict[str, Any] = {"text": parse_source(text).name, "prompt": task.prompt}
         asked: dict[str, Any] = {"text": (text,)}
         if task.task == "accumulate":
             asked |= {
-                "tokens": task.tokens,
+                "tokens": tokens,
                 "way": task.ways,
                 "seed": task.seed,
                 "at_once": task.at_once,
                 **({"prompt": task.prompt} if task.prompt else {}),
             }
-            yield column(_TOGETHER, shown | {"length": task.tokens}, **asked)
+            yield column(_TOGETHER, shown | {"length": tokens}, **asked)
             continue
         asked["length"] = length
         if task.task != "recall":
