@@ -23,8 +23,9 @@ from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.received import received_within
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
+from aatc_cli.models.attention import LayerInputs
 from aatc_cli.models.limits import check_length
+from aatc_cli.runtime.seen_prompts import SeenPrompts, plain_behind
 
 # the words of the instruction, for the beginning of a prompt and for later parts of it
 FIRST_PART, LATER_PART = (
@@ -87,25 +88,28 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     """
     length = int(tokens.shape[1])
     found: list[list[Reading]] = [[] for _ in sites]
+    chunks = [slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
+    texts = [_again(tokens, chunk, encode) for chunk in chunks]
+    longest = length + max(int(text.shape[1]) for text in texts)
+    check_length(longest, model.config, "a prompt of half the context:")
+    seen = SeenPrompts.of(model, sites, tokens)
     # what the prompt's tokens paid one another is the same whichever chunk is read again
-    paid: dict[int, Tensor] = {}
-    for start in range(0, length, _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, length))
-        told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)]).expand(len(tokens), -1)
-        lead = tokens[:, max(start - _LEAD, 0) : start]
-        text = torch.cat((tokens, told, lead, tokens[:, chunk]), 1)
-        check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
+    own = [_own(inputs) for inputs in seen.layers]
+    for chunk, text in zip(chunks, texts, strict=True):
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
             layer = inputs.site.layer
-            if layer not in paid:
-                paid[layer] = _own(inputs, length)
-            found[layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start), paid[layer]))
-            return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
+            found[layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start), own[layer]))
+            return plain_behind(inputs)
 
-        with attention_override(model, sites, attend):
-            model(input_ids=text, use_cache=False, logits_to_keep=1)
+        seen.behind(model, sites, text, attend, keep=1)
     return [Reading.joined(parts) for parts in found]
+
+
+def _again(tokens: Tensor, chunk: slice, encode: Encode) -> Tensor:
+    """What is read behind prompts [B, P]: the instruction, some tokens before a later chunk, and the chunk."""
+    told = tokens.new_tensor([encode(LATER_PART if chunk.start else FIRST_PART)]).expand(len(tokens), -1)
+    return torch.cat((told, tokens[:, max(chunk.start - _LEAD, 0) : chunk.start], tokens[:, chunk]), 1)
 
 
 def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int, own: Tensor) -> Reading:
@@ -127,15 +131,15 @@ def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int, own: Te
     return Reading(best, squares, own[..., chunk])
 
 
-def _own(inputs: LayerInputs, length: int) -> Tensor:
+def _own(inputs: LayerInputs) -> Tensor:
     """What the tokens of the prompt receive of one another, of all queries that stand a tile behind: [B, H, P]."""
-    site, (query, key, value) = inputs.site, (x[:, :, :length] for x in (inputs.query, inputs.key, inputs.value))
+    site = inputs.site
     return received_within(
-        query,
-        key,
-        value,
+        inputs.query,
+        inputs.key,
+        inputs.value,
         inputs.scaling,
-        (TILE, length),
+        (TILE, inputs.seen),
         sliding=site.sliding_window,
         sinks=site.sinks,
         softcap=site.softcap,

@@ -98,7 +98,8 @@ def tiled_attention(
     check_inputs(inputs)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
-    ahead = _first_block(prompt, length, window, left) if prompt else 0
+    # what leaves when a prompt ends is coded for the class it is of; what a press leaves fills no whole tiles by place
+    ahead = packed_tokens(min(prompt + 1, length), window) if prompt and left is None else 0
     hats = _hats(inputs, codecs, slice(packed.start + ahead, packed.stop))
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
     query = torch.unflatten(inputs.query, 1, (heads, -1)).to(wide) * inputs.scaling
@@ -140,12 +141,6 @@ def tiled_attention(
         start = end
     none = torch.zeros(*received.shape[:2], 0, dtype=torch.int64, device=received.device)
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
-
-
-def _first_block(prompt: int, length: int, window: Window, left: Stays | None) -> int:
-    """How many tokens leave the window together when a prompt ends; with the first token behind it, unless pressed."""
-    ahead = packed_tokens(prompt, window) if left is not None else 0
-    return ahead or packed_tokens(min(prompt + 1, length), window)
 
 
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
