@@ -124,10 +124,17 @@ class TransformCodec:
         known = self.widths
         if known is None and self.bits.device.type == "cpu":
             known = tuple(self.bits.tolist())
-        names = ("encode", "decode", "scale", "variance", "weight", "centre")
-        held = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        there = {name: moved(tensor, device, dtype) for name, tensor in held.items()}
-        return replace(self, bits=moved(self.bits, device), widths=known, **there)
+        return replace(
+            self,
+            encode=moved(self.encode, device, dtype),
+            decode=moved(self.decode, device, dtype),
+            scale=moved(self.scale, device, dtype),
+            bits=moved(self.bits, device),
+            variance=moved(self.variance, device, dtype),
+            weight=None if self.weight is None else moved(self.weight, device, dtype),
+            centre=None if self.centre is None else moved(self.centre, device, dtype),
+            widths=known,
+        )
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class TileCodec:
         latents = torch.unflatten(self.codec.latents(x), -1, (groups, -1)).transpose(1, 2).gather(2, order)
         counts = [quota * (length // self.rule.tile) for quota in self.rule.quotas]
         parts = []
-        for codec, part in zip(self._each, latents.split(counts, 2), strict=True):
+        for codec, part in zip(self._each, torch.split(latents, counts, 2), strict=True):
             rows = part.transpose(1, 2).flatten(2)
             coded = codec.dequantize(*codec.quantize(rows))
             parts.append(torch.unflatten(coded, -1, (groups, -1)).transpose(1, 2))

@@ -20,8 +20,8 @@ from aatc_cli.models.placement import input_device
 from aatc_cli.runtime.seen_prompts import SeenPrompts as Seen
 from aatc_cli.runtime.seen_prompts import plain_behind
 
-# bytes of prompts that are held beside the model
-_ROOM, _ROOM_ON_CPU = 16 << 30, 1 << 30
+# bytes of prompts that are held beside the model: of a GPU at most a third of what is free
+_ROOM, _ROOM_ON_CPU = 32 << 30, 1 << 30
 
 
 class SeenPrompts(Seen):
@@ -48,7 +48,8 @@ class Shelf:
     def __init__(self, model: Any, sites: list[AttentionSite]) -> None:
         self.model, self.sites = model, sites
         self.kept: dict[int, SeenPrompts] = {}
-        self.room = _ROOM if input_device(model).type == "cuda" else _ROOM_ON_CPU
+        device = input_device(model)
+        self.room = min(_ROOM, torch.cuda.mem_get_info(device)[0] // 3) if device.type == "cuda" else _ROOM_ON_CPU
 
     def seen(self, place: int, tokens: Tensor) -> SeenPrompts:
         """The prompts [B, P] that are called ``place``."""
