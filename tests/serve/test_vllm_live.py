@@ -49,7 +49,7 @@ def run(*arguments: str) -> dict[str, Any]:
         text=True,
         check=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
     )
     found: dict[str, Any] = {}
     for line in done.stdout.splitlines():
