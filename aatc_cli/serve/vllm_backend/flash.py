@@ -21,7 +21,7 @@ def flash_attention(
 
     It is ``out`` where that is given. None where the engine has none for this device, type and head size.
     """
-    if not query.is_cuda or not _usable(query.dtype, query.shape[2], query.device):
+    if not _usable(query.dtype, query.shape[2], query.device):
         return None
     return _flash(query, keys, values, scaling, causal, out)
 
@@ -29,7 +29,7 @@ def flash_attention(
 @cache
 def _usable(dtype: torch.dtype, size: int, device: torch.device) -> bool:
     """Whether the engine's function takes such numbers: builds have not all types and sizes."""
-    if dtype not in (torch.float16, torch.bfloat16):
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
     few = torch.zeros(2, 1, size, dtype=dtype, device=device)
     try:
