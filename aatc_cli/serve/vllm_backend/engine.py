@@ -16,12 +16,13 @@ from torch import Tensor
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.tiles import TILE
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
+from aatc_cli.runtime.store import LayerView
 from aatc_cli.serve.vllm_backend.decoding import Decoding
 from aatc_cli.serve.vllm_backend.numbers import on_device
 from aatc_cli.serve.vllm_backend.packing import Oldest, Packing
 from aatc_cli.serve.vllm_backend.places import Held, Places
 from aatc_cli.serve.vllm_backend.prefixes import Full, Prefixes
-from aatc_cli.serve.vllm_backend.prompts import Prompts
+from aatc_cli.serve.vllm_backend.prompts import attend_chunk
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
 from aatc_cli.serve.vllm_backend.slots import SlotStore
 from aatc_cli.serve.vllm_backend.step import Prompt, Step
@@ -42,7 +43,7 @@ class TileEngine:
         shape = (form.layers[0].layer.heads, form.dim)
         self.exact = ExactSlots(len(form.layers), slots, form.window, shape, like)
         self.decoding, self.packing = Decoding(form, self.exact, scaling, name), Packing(form, self.exact)
-        self.prompts = Prompts(scaling, turning.tables, device)
+        self.view = LayerView(scaling, turning.tables)
         # of the rows that decode: where they are written, and what takes the rotation off, read by captured steps
         spare = torch.full((slots,), slots, device=device), torch.zeros(slots, dtype=torch.int64, device=device)
         self.rows, self.sums = self.exact.places(spare[1], spare[0])
@@ -137,8 +138,6 @@ class TileEngine:
         for prompt in step.prompts:
             mine = slice(prompt.start, prompt.stop)
             self._attend_prompt(layer, (query[mine], keys[mine], values[mine]), cache, prompt, out[mine])
-        if step.prompts and layer == len(self.form.layers) - 1:
-            self.prompts.join()
         return out
 
     def _attend_prompt(
@@ -147,9 +146,7 @@ class TileEngine:
         if prompt.sinks is not None and self.prefixes is not None:
             self.prefixes.adopt(layer, cache, prompt.slot, *prompt.sinks)
         store = SlotStore(self.form, self.exact, layer, cache, prompt)
-        # what another prompt of this step may read is there when this one is done
-        attend = self.prompts.chunk if prompt.tokens or self.prefixes is not None else self.prompts.whole
-        attend(store, rows, prompt.back, out)
+        attend_chunk(store, rows, prompt.back, self.view, out)
         if prompt.full and self.prefixes is not None:
             self.prefixes.pack(layer, cache, prompt.full)
 

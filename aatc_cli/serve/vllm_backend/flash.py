@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 def flash_attention(
-    query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool, out: Tensor | None = None
+    query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Attention [n, Hq, D] of queries over keys and values [m, H, D], and its normalisers float32 [Hq, n].
 
-    It is ``out`` where that is given. None where the engine has none for this device, type and head size.
+    None where the engine has none for this device, type and head size.
     """
     if not _usable(query.dtype, query.shape[2], query.device):
         return None
-    return _flash(query, keys, values, scaling, causal, out)
+    return _flash(query, keys, values, scaling, causal)
 
 
 @cache
@@ -33,15 +33,13 @@ def _usable(dtype: torch.dtype, size: int, device: torch.device) -> bool:
         return False
     few = torch.zeros(2, 1, size, dtype=dtype, device=device)
     try:
-        _flash(few, few, few, 1.0, True, None)
+        _flash(few, few, few, 1.0, True)
     except (ImportError, AttributeError, RuntimeError, NotImplementedError, AssertionError, ValueError):
         return False
     return True
 
 
-def _flash(
-    query: Tensor, keys: Tensor, values: Tensor, scaling: float, causal: bool, out: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _flash(query: Tensor, keys: Tensor, values: Tensor, scaling: float, causal: bool) -> tuple[Tensor, Tensor]:
     utils: Any = import_module("vllm.v1.attention.backends.fa_utils")
     count, total = query.shape[0], keys.shape[0]
     found: tuple[Tensor, Tensor] = utils.flash_attn_varlen_func(
@@ -55,7 +53,6 @@ def _flash(
         softmax_scale=scaling,
         causal=causal,
         return_softmax_lse=True,
-        out=out,
         # keys of one text are not shared out, so that sums have one order whatever else runs
         num_splits=1,
         fa_version=utils.get_flash_attn_version(head_size=query.shape[2]),

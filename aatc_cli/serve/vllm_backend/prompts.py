@@ -6,7 +6,6 @@ together, and which say what tokens receive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -19,7 +18,6 @@ from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.layer import TileLayer
 from aatc_cli.runtime.tiles.store import TileStore
-from aatc_cli.serve.vllm_backend.aside import Aside
 from aatc_cli.serve.vllm_backend.flash import flash_attention
 from aatc_cli.serve.vllm_backend.quick import plain_keys
 
@@ -27,48 +25,16 @@ from aatc_cli.serve.vllm_backend.quick import plain_keys
 _TILES = 256
 
 
-class Prompts:
-    """Prompts of all layers: they attend, and their stores take them in, beside the layers that follow or at once.
+def attend_chunk(
+    store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], view: LayerView, out: Tensor
+) -> None:
+    """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
 
-    tables: cos and sin of places (`LayerView.tables`).
+    rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
     """
-
-    def __init__(
-        self, scaling: float, tables: Callable[[int, int], tuple[Tensor, Tensor]], device: torch.device
-    ) -> None:
-        self.view, self.aside = LayerView(scaling, tables), Aside(device)
-
-    def whole(
-        self, store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], out: Tensor
-    ) -> None:
-        """Attention of the first tokens of an empty ``store`` into ``out``, as `chunk`; `join` before it is read."""
-        query, keys, values = rows
-        queries, own_keys, own_values = (part.transpose(0, 1)[None] for part in rows)
-        found, sums = _attention(queries, own_keys, own_values, self.view.scaling, causal=True, out=out)
-        if found.data_ptr() != out.data_ptr():
-            out.copy_(found[0].transpose(0, 1))
-        lags = store.layer.rule.lags(store.window.recent)
-
-        def take_in() -> None:
-            store.received.prompt(received_of(query, keys, sums[0], self.view.scaling, lags, 0))
-            store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
-
-        self.aside(take_in, (query, keys, values, sums))
-
-    def chunk(
-        self, store: TileStore, rows: tuple[Tensor, Tensor, Tensor], back: tuple[Tensor, Tensor], out: Tensor
-    ) -> None:
-        """Attention of the next tokens of ``store`` into ``out`` [n, Hq, D]; the store takes them in.
-
-        rows: rotated queries [n, Hq, D], keys and values [n, H, D]; back: what takes the rotation off (`Turning.back`).
-        """
-        query, keys, values = rows
-        out.copy_(attend_prompt(store, query, (keys, values), self.view))
-        store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
-
-    def join(self) -> None:
-        """What is launched from now on finds all prompts taken in."""
-        self.aside.join()
+    query, keys, values = rows
+    out.copy_(attend_prompt(store, query, (keys, values), view))
+    store.append(plain_keys(keys, back)[None], values.flatten(1)[None])
 
 
 def attend_prompt(store: TileStore, query: Tensor, fresh: tuple[Tensor, Tensor], view: LayerView) -> Tensor:
@@ -142,15 +108,10 @@ def _dropped_of_tile(layer: TileLayer) -> list[int]:
     return found
 
 
-def _attention(
-    query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n].
-
-    out [n, Hq, D]: where the engine's attention, if there is one, may write it.
-    """
+def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n]."""
     by_token = [rows[0].transpose(0, 1) for rows in (query, keys, values)]
-    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal, out=out)
+    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal)
     if own is not None:
         return own[0].transpose(0, 1)[None], own[1][None].float()
     found = attention_with_sums(query, keys, values, scaling, causal=causal)
@@ -161,8 +122,8 @@ def _attention(
     if causal:
         scores = scores.masked_fill(~causal_mask(query.shape[2], None, query.device), -torch.inf)
     sums = scores.logsumexp(-1)
-    found_rows = (scores - sums[..., None]).exp() @ values.float()[:, :, None]
-    return found_rows.flatten(1, 2).to(query.dtype), sums.flatten(1, 2)
+    out = (scores - sums[..., None]).exp() @ values.float()[:, :, None]
+    return out.flatten(1, 2).to(query.dtype), sums.flatten(1, 2)
 
 
 def _rotated(keys: Tensor, view: LayerView, place: int) -> Tensor:
