@@ -92,7 +92,7 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
         told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)]).expand(len(tokens), -1)
         lead = tokens[:, max(start - _LEAD, 0) : start]
         text = torch.cat((tokens, told, lead, tokens[:, chunk]), 1)
-        check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
+        check_length(int(text.shape[1]), model.config, "a prompt of", beside=int(text.shape[1]) - length)
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
             found[inputs.site.layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start)))
