@@ -25,7 +25,8 @@ from aatc_cli.text.sources import parse_source
 # interrupted
 _TOGETHER = 8
 
-Stage = Callable[[Run, list[Subject]], Sequence[Measurement]]
+Accept = Callable[[Measurement], None]
+Stage = Callable[[Run, list[Subject], Accept], Sequence[Measurement]]
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,16 @@ def _of_places(task: StudyTask, choices: StudyChoices, column: Callable[..., Col
 
 
 def _measured(
-    source: ModelSource, name: str, asked: dict[str, Any], options: EvalOptions, place: Run, subjects: list[Subject]
+    source: ModelSource,
+    name: str,
+    asked: dict[str, Any],
+    options: EvalOptions,
+    place: Run,
+    subjects: list[Subject],
+    accept: Accept,
 ) -> Sequence[Measurement]:
-    """Results of one task of eval, by the stage that the single command uses."""
-    task = find_task(name)
+    """Results of one task of eval, by the stage that the single command uses; ``accept`` sees them before."""
+    task, options = find_task(name), replace(options, accept=accept)
     return evaluate(task, Call(place, options, source, subjects=subjects), task.part("settings", "Settings")(**asked))
 
 
