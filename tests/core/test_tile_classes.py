@@ -14,10 +14,11 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.core.received import received_by_head, received_near
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.tile_allocate import Units, allocate_planes, spent_bits
+from aatc_cli.core.tile_allocate import allocate_planes, spent_bits
 from aatc_cli.core.tile_bytes import TileBytes, packed_bits, planes_of
 from aatc_cli.core.tile_classes import rows_of, tile_ranks
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_options import Units
 from aatc_cli.core.tile_rule import TileRule, check_quotas, tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.core.tile_tags import pack_classes, unpack_classes
