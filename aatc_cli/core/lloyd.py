@@ -3,14 +3,15 @@
     z = h / (alpha sigma_c),   code = nearest level of the b-bit quantizer of a unit normal,   h^ = alpha sigma_c level.
 
 Levels are those of `core.lloyd_levels`. The quantizer "uniform" has even ones at every width: a little more error, and
-levels that need no table. alpha is one of
-`CANDIDATES` times the root mean square of h / sigma over the group's coded channels, the one with the least weighted
-squared error, as float16 or one byte holds it; decoding costs the same as with any other scale.
+levels that need no table. alpha is one of `CANDIDATES` times the root mean square of h / sigma over the group's coded
+channels, the one with the least weighted squared error, as float16 or one byte holds it; decoding costs the same as
+with any other scale.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
