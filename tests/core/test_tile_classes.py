@@ -274,12 +274,16 @@ def test_few_large_units_spend_what_they_may():
     """Heads of 256 whose energies fall at all speeds: a budget is not left over while a channel could be wider."""
     rng = np.random.default_rng(0)
     curve = np.array(DISTORTION[:9])
-    for _ in range(40):
+    # of forty draws those that a search by levels alone leaves most of, up to half
+    hard = {2, 3, 8, 14, 19, 30}
+    for draw in range(max(hard) + 1):
         pool = []
         for _side in range(2):
             decay, size = rng.uniform(2, 60, (9, 1)), 10 ** rng.uniform(-6, -1, (9, 1))
             energy = size * (np.exp(-np.arange(256) / decay) + 1e-4 * rng.random((9, 256)))
             pool.append(Units(energy, np.repeat([32, 16, 16], 3)))
+        if draw not in hard:
+            continue
         left = []
         for bits in (1.0, 1.5, 2.0):
             budget = round(bits * 64 * 512 * 3)
