@@ -7,6 +7,7 @@ at. An engine whose answers would be wrong ends instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,18 +17,29 @@ from aatc_cli.errors import AatcError
 
 
 class Soundness:
-    """How many rows of plan ``plan`` were no numbers, int32 [1] on ``device``."""
+    """How many rows of plan ``plan`` were no numbers, int32 [1] on ``device``.
+
+    Which rows are of requests is told by the host, apart from the lengths that the kernel reads: a request whose length
+    did not arrive would be none to the kernel, and attend to nothing.
+    """
 
     def __init__(self, plan: str, device: torch.device) -> None:
         self.plan = plan
+        self.live, self.total = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
         self.broken = torch.zeros(1, dtype=torch.int32, device=device)
         self.known = torch.zeros(1, dtype=torch.int32, pin_memory=True) if self.broken.is_cuda else self.broken
         self._copied: Any = None
 
+    def expect(self, lengths: Sequence[int]) -> None:
+        """The next step has requests of these lengths in its first rows; said by launches, which carry the numbers."""
+        self.live.fill_(len(lengths))
+        self.total.fill_(sum(lengths))
+
     def look(self, out: Tensor, tokens: Tensor) -> None:
-        """Count rows of ``out`` [B, Hq, D] that are no numbers, of requests that have ``tokens`` int32 [B]."""
-        wrong = out.isfinite().logical_not_().flatten(1).any(1) & (tokens > 0)
-        self.broken += wrong.sum(dtype=torch.int32)
+        """Count rows of ``out`` [B, Hq, D] that are no numbers; all where ``tokens`` int32 [B] are not those."""
+        mine = torch.arange(out.shape[0], device=out.device) < self.live
+        wrong = out.isfinite().logical_not_().flatten(1).any(1) | (tokens.sum() != self.total)
+        self.broken += (wrong & mine).sum(dtype=torch.int32)
 
     def check(self) -> None:
         """Raise `AatcError` where rows were broken in a step that is done; ask for those of the steps under way."""
