@@ -399,7 +399,6 @@ def test_a_worker_tells_which_requests_are_gone(serving):
 GOOD = {
     "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, cache_dtype="auto"),
     "parallel_config": SimpleNamespace(world_size=1),
-    "scheduler_config": SimpleNamespace(async_scheduling=False),
     "speculative_config": None,
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
@@ -410,7 +409,6 @@ BAD = {
     "--no-enable-prefix-caching": {
         "cache_config": SimpleNamespace(**vars(GOOD["cache_config"]) | {"enable_prefix_caching": True})
     },
-    "--no-async-scheduling": {"scheduler_config": SimpleNamespace(async_scheduling=True)},
     "one worker": {"parallel_config": SimpleNamespace(world_size=2)},
     "no --speculative-config": {"speculative_config": 1},
     "no --kv-transfer-config": {"kv_transfer_config": 1},
@@ -430,9 +428,7 @@ def test_requests_that_lost_their_blocks_are_counted_not_kept_for_ever(capsys):
 
 def test_settings_that_cannot_be_served_are_named_with_what_to_change():
     start.check_engine(SimpleNamespace(**GOOD))
-    unchecked = BAD["--no-async-scheduling"] | {"additional_config": {"aatc": {"unchecked": True}}}
-    start.check_engine(SimpleNamespace(**GOOD | unchecked))
-    for wrong in ({"checked": True}, {"plan": "here", "dtype": "float16"}):
+    for wrong in ({"unchecked": True}, {"plan": "here", "dtype": "float16"}):
         with pytest.raises(UsageError, match="has no"):
             start.check_engine(SimpleNamespace(**GOOD | {"additional_config": {"aatc": wrong}}))
     for remedy, change in BAD.items():

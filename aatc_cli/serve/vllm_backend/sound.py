@@ -1,8 +1,8 @@
 """Whether attention of decoding requests is numbers: every step counts on the device, later ones ask without waiting.
 
-On a card that other processes shared, rows of decode attention were seen to become no numbers at random steps, and the
-cause is not known (docs/log/serving.md). What is no number stays none in all layers behind, so the last one is looked
-at. An engine whose answers would be wrong ends instead.
+Rows of decode attention were once seen to become no numbers at random steps, by a fault of the kernel that is mended
+(docs/log/serving.md). What is no number stays none in all layers behind, so the last one is looked at. An engine whose
+answers would be wrong ends instead.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Soundness:
         if int(self.known):
             raise AatcError(
                 f"attention of {int(self.known)} decoding requests of {self.plan} became no number",
-                "start the server again and ask again; on a card that other processes share this was seen, see "
-                "docs/serving.md",
+                "start the server again and ask again, and report it: see docs/serving.md",
             )
         if self.broken.is_cuda:
             self.known.copy_(self.broken, non_blocking=True)
