@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.store import Store
+from aatc_cli.artifacts.store import Store, check_place
 from aatc_cli.artifacts.store_keeping import Collected, Kept, collect_garbage, kept, problems, remove
 from aatc_cli.config import parse_size
 from aatc_cli.console import say, working
@@ -45,8 +45,9 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     limit: bytes that the store may take; the least recently used go, and none for a prefix that is larger alone.
     """
     most = None if limit is None else parse_size(limit)
-    store = Store(using.folder, create=True)
-    done = put_chunks(using, store, text) if needs_chunks(using.plan) else _put_whole(using, store, text)
+    # the store is made when plan, model and text are known to fit: what fails before leaves no empty one
+    check_place(using.folder)
+    done = put_chunks(using, text) if needs_chunks(using.plan) else _put_whole(using, text)
     size = max(done.bytes, done.new)
     if most is not None and size > most:
         problem = f"the prefix takes {size:,} bytes, and --limit leaves {most:,} to the whole store"
@@ -56,10 +57,11 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     return done
 
 
-def _put_whole(using: Using, store: Store, text: str) -> Stored:
+def _put_whole(using: Using, text: str) -> Stored:
     """Read ``text`` into the live cache of a plan and keep that."""
     with _session(using) as (session, tokenizer), torch.no_grad():
         ids = token_ids(tokenizer, text, using)
+        store = Store(using.folder, create=True)
         try:
             get_prefix(store, session, ids[0].tolist())
             there = True
