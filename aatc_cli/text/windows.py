@@ -72,7 +72,10 @@ def draw_windows(
         twin = next((old for old in records[:-1] if old.sha256 == text.sha256), None)
         if twin is not None:
             names = source.name if twin.name == source.name else f"{twin.name} and {source.name}"
-            raise AatcError(f"one text is given twice: {names}", "name it once; to draw more of it than of others, give it a weight: @2")
+            raise AatcError(
+                f"one text is given twice: {names}",
+                "name it once; to draw more of it than of others, give it a weight: @2",
+            )
     slots = torch.cat(drawn)
     return _windows(slots[torch.randperm(samples, generator=_generator(seed, "shuffle"))], records, bos)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.store import Store, check_place
+from aatc_cli.artifacts.store import ABOUT, Store, check_place
 from aatc_cli.artifacts.store_keeping import Collected, Kept, collect_garbage, kept, problems, remove
 from aatc_cli.config import parse_size
 from aatc_cli.console import say, working
@@ -60,18 +60,15 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
 def _put_whole(using: Using, text: str) -> Stored:
     """Read ``text`` into the live cache of a plan and keep that."""
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = token_ids(tokenizer, text, using)
-        store = Store(using.folder, create=True)
-        try:
-            get_prefix(store, session, ids[0].tolist())
-            there = True
-        except ArtifactError:
-            there = False
-        before = kept(store).bytes
+        ids = token_ids(tokenizer, text, using, session.model.config)
+        there = (using.folder / ABOUT).is_file() and _holds(Store(using.folder), session, ids[0].tolist())
+        cache = session.new_cache()
         if not there:
-            cache = session.new_cache()
             with working(f"reading {ids.shape[1]} tokens"):
                 session.model(ids, use_cache=True, **{session.keyword: cache})
+        store = Store(using.folder, create=True)
+        before = kept(store).bytes
+        if not there:
             put_prefix(store, session, cache, ids[0].tolist())
         new = kept(store).bytes - before
         space = find_prefix(store, session, ids[0].tolist())
@@ -79,6 +76,15 @@ def _put_whole(using: Using, text: str) -> Stored:
         live = session.bytes_live(space.cache)
     layout = using.plan.layout
     return Stored(ids.shape[1], live, new, layout.reference_bytes(ids.shape[1]), there)
+
+
+def _holds(store: Store, session: Session, tokens: list[int]) -> bool:
+    """Whether the whole of a prefix is in a store, and sound."""
+    try:
+        get_prefix(store, session, tokens)
+    except ArtifactError:
+        return False
+    return True
 
 
 def get(using: Using, text: str, new_tokens: int) -> Continued:
@@ -90,7 +96,7 @@ def get(using: Using, text: str, new_tokens: int) -> Continued:
     if needs_chunks(using.plan):
         return get_chunks(using, store, text, new_tokens)
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = token_ids(tokenizer, text, using)
+        ids = token_ids(tokenizer, text, using, session.model.config, new_tokens)
         found = find_prefix(store, session, ids[0].tolist())
         if found is None:
             raise ArtifactError(

@@ -18,7 +18,7 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import plain_cache
 from aatc_cli.models.loading import load_same
-from aatc_cli.runtime.stored.chunked import ChunkedPrefixes
+from aatc_cli.runtime.stored.chunked import ChunkedPrefixes, require_chunk
 from aatc_cli.runtime.stored.live import fill, pages_of
 from aatc_cli.runtime.stored.opening import codec_for, fastest
 from aatc_cli.stages.storing.using import Continued, Stored, Using, token_ids
@@ -43,7 +43,8 @@ def needs_chunks(plan: Plan) -> bool:
 def put_chunks(using: Using, text: str) -> Stored:
     """Read ``text`` and keep its whole chunks; raises `AatcError` for a text that has none."""
     with _opened(using) as opened:
-        ids = token_ids(opened.tokenizer, text, using)
+        ids = token_ids(opened.tokenizer, text, using, opened.model.config)
+        require_chunk(ids.shape[1], opened.codec.tokens)
         store = Store(using.folder, create=True)
         chunks = ChunkedPrefixes(store, opened.codec)
         tokens, before = ids[0].tolist(), kept(store).bytes
@@ -65,7 +66,7 @@ def put_chunks(using: Using, text: str) -> Stored:
 def get_chunks(using: Using, store: Store, text: str, new_tokens: int) -> Continued:
     """Go on from the chunks that are there of ``text``, reading the rest of it; raises `ArtifactError` without one."""
     with _opened(using) as opened:
-        ids = token_ids(opened.tokenizer, text, using)
+        ids = token_ids(opened.tokenizer, text, using, opened.model.config, new_tokens)
         model, dtype = opened.model, next(opened.model.parameters()).dtype
         # the last token is read in any case: `generate` needs what the model says after it
         pages = ChunkedPrefixes(store, opened.codec).find(ids[0, :-1].tolist(), dtype)
