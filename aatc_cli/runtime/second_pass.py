@@ -91,7 +91,7 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     chunks = [slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
     texts = [_again(tokens, chunk, encode) for chunk in chunks]
     longest = length + max(int(text.shape[1]) for text in texts)
-    check_length(longest, model.config, "a prompt of half the context:")
+    check_length(longest, model.config, "a prompt of", beside=longest - length)
     seen = SeenPrompts.of(model, sites, tokens)
     # what the prompt's tokens paid one another is the same whichever chunk is read again
     own = [_own(inputs) for inputs in seen.layers]
