@@ -28,6 +28,9 @@ from aatc_cli.serve.vllm_backend.start import VERSIONS
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 # what the plan or --prefixes decides beside the arguments that are given
 _DECIDED = ("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config")
+# short for what is decided; and what `start.check_engine` refuses, where it is said later
+_SHORT = {"-O": "--compilation-config", "-cc": "--compilation-config"}
+_ALONE = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--speculative-config")
 _NAME, _CHUNKS = "--served-model-name", "--enable-chunked-prefill"
 
 
@@ -153,8 +156,14 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
     }
     for given in others:
         name, equals, _ = given.partition("=")
-        if name in {*fixed, *_DECIDED}:
+        if not name:
+            raise UsageError("an argument for vLLM is empty", "write --vllm=--NAME=VALUE")
+        # vLLM takes --block_size for --block-size, and --compilation-config.mode for a part of that
+        full = name.partition(".")[0].replace("_", "-")
+        if _SHORT.get(full[:2], _SHORT.get(full, full)) in {*fixed, *_DECIDED}:
             raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
+        if full in _ALONE:
+            raise UsageError(f"a plan is served by one worker that does not guess: no {name}", "leave it out")
         if name == _NAME and not equals:
             raise UsageError(f"{_NAME} has no name", f"write --vllm={_NAME}=NAME")
     names = [given.partition("=")[2] for given in others if given.startswith(_NAME)] or [model]
