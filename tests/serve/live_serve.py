@@ -81,8 +81,7 @@ def start(kind: str, number: int, folder: str, given: argparse.Namespace) -> sub
     if kind == "plan":
         asked = {"aatc": {"plan": "synthetic"}}
         command += ["--attention-backend", "CUSTOM", "--block-size", "64", "--additional-config", json.dumps(asked)]
-        # as `aatc serve` asks for
-        command += ["--no-enable-chunked-prefill", *([] if given.overlapped else ["--no-async-scheduling"])]
+        command += ["--no-enable-chunked-prefill"]
     else:
         command += ["--kv-cache-dtype", kind]
     path = os.pathsep.join([plugin_folder(folder), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
@@ -126,7 +125,6 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--memory", type=int, default=20, help="GiB of blocks of each server")
-    parser.add_argument("--overlapped", action="store_true", help="overlapped scheduling for the plan too")
     parser.add_argument("--seconds", type=float, default=600)
     given = parser.parse_args()
     live_vllm.prepare()

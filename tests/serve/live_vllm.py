@@ -78,8 +78,7 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
         settings["enforce_eager"] = True
     if plan is not None:
         register()
-        asked = {"plan": plan, "unchecked": given.overlapped}
-        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": asked}}
+        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": {"plan": plan}}}
     if plan is not None and settings["enable_prefix_caching"]:
         settings["additional_config"]["aatc"]["prefixes"] = True
     started = time.time()

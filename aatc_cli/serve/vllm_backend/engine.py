@@ -192,6 +192,7 @@ class TileEngine:
         for each in held:
             each.tokens += 1
         idle = slots - count
+        self.decoding.sound.expect([each.tokens for each in held])
         numbers = [
             [each.tokens for each in held] + [0] * idle,
             [each.tiles for each in held] + [0] * idle,
