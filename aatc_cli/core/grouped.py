@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.casting import saturated
+from aatc_cli.core.moving import moved
 
 Axis = Literal["token", "channel"]
 
@@ -49,7 +50,7 @@ class GroupedMinMax:
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> GroupedMinMax:
         """Move to a device."""
-        return GroupedMinMax(self.bits.to(device), self.group, self.axis, self.clip)
+        return GroupedMinMax(moved(self.bits, device), self.group, self.axis, self.clip)
 
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.hadamard import hadamard
+from aatc_cli.core.moving import moved
 from aatc_cli.core.transform import decode, encode
 
 
@@ -35,9 +36,9 @@ class LinearCodec:
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> LinearCodec:
         """Move to a device, matrices in ``dtype``."""
-        mean = None if self.mean is None else self.mean.to(device, dtype)
+        mean = None if self.mean is None else moved(self.mean, device, dtype)
         return LinearCodec(
-            self.encode.to(device, dtype), self.decode.to(device, dtype), self.inner.to(device, dtype), mean
+            moved(self.encode, device, dtype), moved(self.decode, device, dtype), self.inner.to(device, dtype), mean
         )
 
 

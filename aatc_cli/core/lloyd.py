@@ -3,14 +3,15 @@
     z = h / (alpha sigma_c),   code = nearest level of the b-bit quantizer of a unit normal,   h^ = alpha sigma_c level.
 
 Levels are those of `core.lloyd_levels`. The quantizer "uniform" has even ones at every width: a little more error, and
-levels that need no table. alpha is one of
-`CANDIDATES` times the root mean square of h / sigma over the group's coded channels, the one with the least weighted
-squared error, as float16 or one byte holds it; decoding costs the same as with any other scale.
+levels that need no table. alpha is one of `CANDIDATES` times the root mean square of h / sigma over the group's coded
+channels, the one with the least weighted squared error, as float16 or one byte holds it; decoding costs the same as
+with any other scale.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM, restoring_gain
 from aatc_cli.core.lloyd_levels import LLOYD_BITS, levels, uniform_step
+from aatc_cli.core.moving import moved
 from aatc_cli.core.scales import rounded_scale
 
 CANDIDATES = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -91,12 +93,19 @@ class Tables:
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, bits: Tensor, like: Tensor, uniform: bool = False, restored: float = 0.0) -> Tables:
-        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``.
+    def of(
+        cls,
+        bits: Tensor,
+        like: Tensor,
+        uniform: bool = False,
+        restored: float = 0.0,
+        widths: tuple[int, ...] | None = None,
+    ) -> Tables:
+        """Tables for widths ``bits`` [C] on the device and in the dtype of ``like``; ``widths`` are they as numbers.
 
         uniform: evenly spaced levels at every width. restored: share of the lost size that reading gives back.
         """
-        widths: list[int] = bits.tolist()
+        widths = tuple(bits.tolist()) if widths is None else widths
         order = sorted((place for place, width in enumerate(widths) if width), key=lambda place: widths[place])
         spans, start = [], 0
         for width in sorted(set(widths) - {0}):
@@ -105,7 +114,7 @@ class Tables:
             spans.append(_span(slice(start, stop), width, like, uniform or width > LLOYD_BITS, gain))
             start = stop
         half = torch.where(bits > 0, torch.exp2(bits.to(torch.float64) - 1), 0.0)
-        places = torch.tensor(order, dtype=torch.int64, device=like.device)
+        places = moved(torch.tensor(order, dtype=torch.int64), like.device)
         return cls(bits, half.to(like), places, tuple(spans))
 
     def nearest(self, z: Tensor) -> Tensor:
@@ -139,8 +148,15 @@ def _span(channels: slice, width: int, like: Tensor, even: bool, gain: float) ->
     if even:
         none = torch.zeros(0).to(like)
         return Span(channels, width, none, none, uniform_step(width), gain)
+    return Span(channels, width, *_placed(width, like.device, like.dtype), 0.0, gain)
+
+
+# the same for every site of a plan, and a GPU is waited for with every copy
+@lru_cache(maxsize=64)
+def _placed(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Thresholds and levels of a width, where they are used."""
     points = levels(width)
-    return Span(channels, width, ((points[1:] + points[:-1]) / 2).to(like), points.to(like), 0.0, gain)
+    return ((points[1:] + points[:-1]) / 2).to(device, dtype), points.to(device, dtype)
 
 
 def quantize(

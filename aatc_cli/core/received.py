@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aatc_cli.core.attend import attention_weights
+from aatc_cli.core.attend import attention_weights, attention_with_sums
 from aatc_cli.core.tensor_cores import wide_products
 
 # queries at a time, and attention weights that a GPU may hold at once
@@ -54,6 +54,51 @@ def received_by_head(
         watched = (lag[:, band] >= first) & (lag[:, band] <= last)
         by_head = torch.unflatten(weights[..., band], 1, (heads, -1))
         total[..., band] += (by_head * watched).square().sum((2, 3))
+    return total
+
+
+def received_within(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float,
+    lags: tuple[int, int],
+    *,
+    sliding: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """`received_by_head` of tokens whose attention a GPU has a fused kernel for, which is asked for the sums first."""
+    plain = sliding is None and sinks is None and softcap is None
+    found = attention_with_sums(query, keys, values, scaling) if plain else None
+    if found is None:
+        return received_by_head(query, keys, scaling, lags, sliding=sliding, sinks=sinks, softcap=softcap)
+    near = lags[1] - lags[0] <= 4 * _QUERIES
+    return (received_near if near else received_far)(query, keys, found[1], scaling, lags)
+
+
+def received_far(query: Tensor, keys: Tensor, sums: Tensor, scaling: float, lags: tuple[int, int]) -> Tensor:
+    """As `received_near`, for distances that are many: squares of weights are exp(2 (score - sum))."""
+    batch, length, heads = query.shape[0], query.shape[2], keys.shape[1]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    total = torch.zeros(batch, heads, length, dtype=dtype, device=query.device)
+    places = torch.arange(length, device=query.device)
+    grouped, paid = torch.unflatten(query, 1, (heads, -1)), torch.unflatten(sums, 1, (heads, -1))
+    first, last = lags
+    step = _at_once(query)
+    for start in range(0, length, step):
+        end = min(start + step, length)
+        band = slice(max(start - last, 0), max(end - first, 0))
+        if band.stop <= band.start:
+            continue
+        lag = places[start:end, None] - places[band]
+        least = paid[..., start:end].to(dtype).flatten(0, 1).flatten(1)[..., None]
+        rows = grouped[..., start:end, :].to(dtype).flatten(0, 1).flatten(1, 2)
+        seen = keys[:, :, band].to(dtype).flatten(0, 1).transpose(-1, -2)
+        with wide_products(query):
+            squares = torch.baddbmm(least, rows, seen, beta=-2.0, alpha=2.0 * scaling).exp_()
+        squares = squares.view(batch, heads, -1, end - start, band.stop - band.start)
+        total[..., band] += squares.masked_fill_((lag < first) | (lag > last), 0.0).sum((2, 3))
     return total
 
 

@@ -11,6 +11,7 @@ from aatc_cli.artifacts.disk import require_writable
 from aatc_cli.artifacts.evaluation import Measurement, read_measurement, write_evaluation
 from aatc_cli.console import say
 from aatc_cli.errors import SettingsMismatchError
+from aatc_cli.evals.opened import Opened
 
 M = TypeVar("M", bound=Measurement)
 
@@ -32,6 +33,16 @@ def already(folder: Path, draft: M, *, force: bool) -> M | None:
             f"{path} was measured on something else: {shown}", "add --force to replace it, or use another --run"
         )
     return found
+
+
+def found_before(opened: Opened, draft: M) -> M | None:
+    """What `already` finds for a call's draft, once the call accepts the draft: both before anything is measured.
+
+    Raises as `already` does, and as the call's ``accept``.
+    """
+    if opened.options.accept is not None:
+        opened.options.accept(draft)
+    return already(opened.run.evals, draft, force=opened.options.force)
 
 
 def kept(folder: Path, draft: M, what: str, *, force: bool, measured: Callable[[], M]) -> M:

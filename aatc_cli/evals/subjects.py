@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.artifacts.manifest import ModelIdentity, require_model
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.artifacts.versions import versions
@@ -28,7 +29,8 @@ CacheChoice = Literal["auto", "packed", "fused", "simulated"]
 class EvalOptions:
     """How it is evaluated: where, in which dtype, with which cache, how many prompts at once.
 
-    ``spread``: over all devices, by accelerate. ``cache`` auto is the packed one where the plan has one.
+    ``spread``: over all devices, by accelerate. ``cache`` auto is the packed one where the plan has one. ``accept`` is
+    shown every result before it is measured, and raises for one that must not stand beside others.
     """
 
     device: str = "cpu"
@@ -37,6 +39,7 @@ class EvalOptions:
     spread: bool = False
     batch: int = 1
     cache: CacheChoice = "auto"
+    accept: Callable[[Measurement], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from aatc_cli.core.attend import attention_weights
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.reading import Reading
 from aatc_cli.core.press.state import Pressed
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_within
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import AttentionSite
-from aatc_cli.models.attention import LayerInputs, attention_override, exact_attention
+from aatc_cli.models.attention import LayerInputs
 from aatc_cli.models.limits import check_length
+from aatc_cli.runtime.seen_prompts import SeenPrompts, plain_behind
 
 # the words of the instruction, for the beginning of a prompt and for later parts of it
 FIRST_PART, LATER_PART = (
@@ -87,23 +88,31 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     """
     length = int(tokens.shape[1])
     found: list[list[Reading]] = [[] for _ in sites]
-    for start in range(0, length, _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, length))
-        told = tokens.new_tensor([encode(LATER_PART if start else FIRST_PART)]).expand(len(tokens), -1)
-        lead = tokens[:, max(start - _LEAD, 0) : start]
-        text = torch.cat((tokens, told, lead, tokens[:, chunk]), 1)
-        check_length(int(text.shape[1]), model.config, "a prompt of half the context:")
+    chunks = [slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
+    texts = [_again(tokens, chunk, encode) for chunk in chunks]
+    longest = length + max(int(text.shape[1]) for text in texts)
+    check_length(longest, model.config, "a prompt of", beside=longest - length)
+    seen = SeenPrompts.of(model, sites, tokens)
+    # what the prompt's tokens paid one another is the same whichever chunk is read again
+    own = [_own(inputs) for inputs in seen.layers]
+    for chunk, text in zip(chunks, texts, strict=True):
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
-            found[inputs.site.layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start)))
-            return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
+            layer = inputs.site.layer
+            found[layer].append(_reading(inputs, length, chunk, min(sinks, chunk.start), own[layer]))
+            return plain_behind(inputs)
 
-        with attention_override(model, sites, attend):
-            model(input_ids=text, use_cache=False, logits_to_keep=1)
+        seen.behind(model, sites, text, attend, keep=1)
     return [Reading.joined(parts) for parts in found]
 
 
-def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Reading:
+def _again(tokens: Tensor, chunk: slice, encode: Encode) -> Tensor:
+    """What is read behind prompts [B, P]: the instruction, some tokens before a later chunk, and the chunk."""
+    told = tokens.new_tensor([encode(LATER_PART if chunk.start else FIRST_PART)]).expand(len(tokens), -1)
+    return torch.cat((told, tokens[:, max(chunk.start - _LEAD, 0) : chunk.start], tokens[:, chunk]), 1)
+
+
+def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int, own: Tensor) -> Reading:
     """What the tokens of ``chunk`` receive from the queries behind ``length`` tokens, and from those before."""
     query, heads, site = inputs.query[:, :, length:], inputs.key.shape[1], inputs.site
     keys = torch.cat((inputs.key[:, :, :sinks], inputs.key[:, :, chunk], inputs.key[:, :, length:]), 2)
@@ -119,14 +128,19 @@ def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int) -> Read
         by_head = torch.unflatten(weights[..., sinks:before], 1, (heads, -1))
         best = torch.maximum(best, by_head.amax((2, 3)))
         squares += by_head.square().sum((2, 3))
-    # without a last distance: of all queries of the prompt that stand so far behind
-    own = received_by_head(
-        inputs.query[:, :, :length],
-        inputs.key[:, :, :length],
+    return Reading(best, squares, own[..., chunk])
+
+
+def _own(inputs: LayerInputs) -> Tensor:
+    """What the tokens of the prompt receive of one another, of all queries that stand a tile behind: [B, H, P]."""
+    site = inputs.site
+    return received_within(
+        inputs.query,
+        inputs.key,
+        inputs.value,
         inputs.scaling,
-        (TILE, length),
+        (TILE, inputs.seen),
         sliding=site.sliding_window,
         sinks=site.sinks,
         softcap=site.softcap,
     )
-    return Reading(best, squares, own[..., chunk])

@@ -25,7 +25,8 @@ from aatc_cli.text.sources import parse_source
 # interrupted
 _TOGETHER = 8
 
-Stage = Callable[[Run, list[Subject]], Sequence[Measurement]]
+Accept = Callable[[Measurement], None]
+Stage = Callable[[Run, list[Subject], Accept], Sequence[Measurement]]
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,19 @@ def columns_of(source: ModelSource, task: StudyTask, choices: StudyChoices, opti
 
 def _of_windows(task: StudyTask, choices: StudyChoices, column: Callable[..., Column]) -> Iterator[Column]:
     """A column for every text."""
-    length = choices.length or task.length
+    length, tokens = choices.length or task.length, choices.tokens or task.tokens
     for text in dict.fromkeys((*task.texts, *(choices.text if task.given_too or not task.texts else ()))):
         shown: dict[str, Any] = {"text": parse_source(text).name, "prompt": task.prompt}
         asked: dict[str, Any] = {"text": (text,)}
         if task.task == "accumulate":
             asked |= {
-                "tokens": task.tokens,
+                "tokens": tokens,
                 "way": task.ways,
                 "seed": task.seed,
                 "at_once": task.at_once,
                 **({"prompt": task.prompt} if task.prompt else {}),
             }
-            yield column(_TOGETHER, shown | {"length": task.tokens}, **asked)
+            yield column(_TOGETHER, shown | {"length": tokens}, **asked)
             continue
         asked["length"] = length
         if task.task != "recall":
@@ -120,10 +121,16 @@ def _of_places(task: StudyTask, choices: StudyChoices, column: Callable[..., Col
 
 
 def _measured(
-    source: ModelSource, name: str, asked: dict[str, Any], options: EvalOptions, place: Run, subjects: list[Subject]
+    source: ModelSource,
+    name: str,
+    asked: dict[str, Any],
+    options: EvalOptions,
+    place: Run,
+    subjects: list[Subject],
+    accept: Accept,
 ) -> Sequence[Measurement]:
-    """Results of one task of eval, by the stage that the single command uses."""
-    task = find_task(name)
+    """Results of one task of eval, by the stage that the single command uses; ``accept`` sees them before."""
+    task, options = find_task(name), replace(options, accept=accept)
     return evaluate(task, Call(place, options, source, subjects=subjects), task.part("settings", "Settings")(**asked))
 
 

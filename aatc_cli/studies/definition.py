@@ -56,6 +56,7 @@ class StudyChoices(Settings):
     )
     length: int | None = Field(None, ge=2, description="Tokens per window, of all tasks that have windows.")
     limit: int | None = Field(None, ge=0, description="Windows per text or samples per subtask, of all tasks.")
+    tokens: int | None = Field(None, ge=8, description="Tokens decoded by accumulate.")
     context: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), strict=False, description="Contexts of RULER; several allowed."
     )

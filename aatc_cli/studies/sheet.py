@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from aatc_cli.artifacts.evaluation import Measurement
 from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.study import StudyCell, StudyResult, update_study
@@ -71,28 +73,39 @@ class Sheet:
     def _run(self, members: Sequence[Entrant]) -> None:
         """Run the stage for these, all of one place, and put down their cells."""
         place = members[0].place
-        found = self.column.stage(place, [member.subject for member in members if member.subject])
+        subjects = [member.subject for member in members if member.subject]
+        found = self.column.stage(place, subjects, partial(self._accept, place))
         cells = []
         for member, measured in zip(members, found, strict=True):
-            path = (place.evals / measured.file_name).relative_to(self.run.root)
+            self._accept(place, measured)
             left_out = getattr(measured, "left_out", {})
-            protocol = None if measured.protocol is None else digest_of(measured.protocol)
-            cells.append(self._cell(member, file=path.as_posix(), left_out=left_out, protocol=protocol))
-        self._check_protocol(cells)
+            file, protocol = self._file(place, measured), _protocol_of(measured)
+            cells.append(self._cell(member, file=file, left_out=left_out, protocol=protocol))
         self._put(cells)
 
-    def _check_protocol(self, cells: list[StudyCell]) -> None:
-        """Raise `MixedProtocolsError` where others of the column were measured on something else."""
+    def _accept(self, place: Run, measured: Measurement) -> None:
+        """Raise `MixedProtocolsError` where others of the column were measured on something else.
+
+        A result that is still to be measured has its protocol already, so nothing is measured in vain.
+        """
+        mine = self.column.cell.column
         for old in self.result.cells:
-            if old.column == cells[0].column and old.protocol not in (None, cells[0].protocol):
+            if old.column == mine and old.protocol not in (None, _protocol_of(measured)):
                 raise MixedProtocolsError(
-                    f"the study has {old.column} of {old.row} measured on something else ({old.file}, now "
-                    f"{cells[0].file}): one column would show both",
+                    f"the study has {mine} of {old.row} measured on something else ({old.file}, now "
+                    f"{self._file(place, measured)}): one column would show both",
                     "add --force to measure all of it anew, or give the study another name",
                 )
+
+    def _file(self, place: Run, measured: Measurement) -> str:
+        return (place.evals / measured.file_name).relative_to(self.run.root).as_posix()
 
     def _cell(self, entrant: Entrant, **changes: object) -> StudyCell:
         return self.column.cell.model_copy(update={"row": entrant.row.name, **changes})
 
     def _put(self, cells: list[StudyCell]) -> None:
         self.result = update_study(self.run.root, self.result, lambda found: found.with_cells(cells))
+
+
+def _protocol_of(measured: Measurement) -> str | None:
+    return None if measured.protocol is None else digest_of(measured.protocol)

@@ -12,7 +12,7 @@ from aatc_cli.config import Geometry, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import DISTORTION
-from aatc_cli.core.received import received_by_head, received_near
+from aatc_cli.core.received import received_by_head, received_far, received_near
 from aatc_cli.core.stats import LayerStats
 from aatc_cli.core.tile_allocate import allocate_planes, spent_bits
 from aatc_cli.core.tile_bytes import TileBytes, packed_bits, planes_of
@@ -98,14 +98,15 @@ def test_received_by_head_is_that_of_full_weights(length):
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 200])
-@pytest.mark.parametrize("lags", [(4, 8), (32, 64)])
-def test_known_sums_give_the_same_by_near_keys_alone(length, lags):
+@pytest.mark.parametrize("lags", [(4, 8), (32, 64), (64, 200)])
+@pytest.mark.parametrize("way", [received_near, received_far])
+def test_known_sums_give_the_same_by_near_keys_alone(length, lags, way):
     query, keys = normal(2, 6, length, 8, seed=1), normal(2, 2, length, 8, seed=2)
     scores = (query @ keys.repeat_interleave(3, 1).mT * 0.7).masked_fill(
         torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf
     )
     expected = received_by_head(query, keys, 0.7, lags)
-    assert received_near(query, keys, scores.logsumexp(-1), 0.7, lags) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert way(query, keys, scores.logsumexp(-1), 0.7, lags) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 GEOMETRY = Geometry(layers=1, heads=4, kv_heads=2, head_dim=8, hidden_size=32)
@@ -273,12 +274,16 @@ def test_few_large_units_spend_what_they_may():
     """Heads of 256 whose energies fall at all speeds: a budget is not left over while a channel could be wider."""
     rng = np.random.default_rng(0)
     curve = np.array(DISTORTION[:9])
-    for _ in range(40):
+    # of forty draws those that a search by levels alone leaves most of, up to half
+    hard = {2, 3, 8, 14, 19, 30}
+    for draw in range(max(hard) + 1):
         pool = []
         for _side in range(2):
             decay, size = rng.uniform(2, 60, (9, 1)), 10 ** rng.uniform(-6, -1, (9, 1))
             energy = size * (np.exp(-np.arange(256) / decay) + 1e-4 * rng.random((9, 256)))
             pool.append(Units(energy, np.repeat([32, 16, 16], 3)))
+        if draw not in hard:
+            continue
         left = []
         for bits in (1.0, 1.5, 2.0):
             budget = round(bits * 64 * 512 * 3)

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from aatc_cli.artifacts.evaluation import read_evaluation, write_evaluation
+from aatc_cli.artifacts.evaluation import Measurement, read_evaluation, write_evaluation
+from aatc_cli.artifacts.run import Run
+from aatc_cli.evals import find_task, opened
+from aatc_cli.evals.call import Call
+from aatc_cli.evals.subjects import EvalOptions, Subject
+from aatc_cli.models.loading import find_model
+from aatc_cli.profiles import load_recipe
+from aatc_cli.stages.eval import evaluate
 
 SIZE = ("--length", 200, "--limit", 2, "--first", 150)
 
@@ -251,3 +258,48 @@ def test_two_plans_of_one_name(refuses: Any, aatc: Any, run_folder: Path, tiny_l
     plans = (run_folder / "plans" / "paper-3", other / "plans" / "paper-3")
     where = ("eval", "--run", run_folder, "--model", tiny_llama, "--plan", *plans)
     refuses(*where, says=("two different plans are called paper-3",), folder=run_folder, code=2)
+
+
+class NotBesideOthersError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("kl", {"length": 300}),
+        ("perplexity", {"length": 300}),
+        ("recall", {"length": 300, "gap": 16}),
+        ("accumulate", {"prompt": 160, "tokens": 16}),
+        ("ruler", {"context": (700,), "subtask": ("niah_single_1",)}),
+        ("ruler", {"context": (700,), "subtask": ("niah_single_1",), "mode": "forced"}),
+        ("turns", {"context": (600,), "turns": 2, "between": 4}),
+        ("needles", {"context": (700,), "depth": (50,), "mode": "forced"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.get("mode", "")),
+)
+def test_what_a_call_does_not_accept_is_never_measured(
+    name: str, asked: dict[str, Any], new_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every task that a study asks shows its results before a model is loaded, with their whole protocol."""
+    model = new_model(tmp_path / "tiny", max_position_embeddings=1600)
+    text = tmp_path / "text.txt"
+    text.write_text("and so on it goes until Zelda comes again in 1987 " * 80)
+    shown: list[Measurement] = []
+
+    def refuse(draft: Measurement) -> None:
+        shown.append(draft)
+        raise NotBesideOthersError
+
+    def load(*args: object, **options: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(opened, "load_model", load)
+    options = EvalOptions(dtype="float32", accept=refuse)
+    call = Call(Run(tmp_path / "run"), options, find_model(str(model)), subjects=[Subject(load_recipe("fp16"), None)])
+    task = find_task(name)
+    with pytest.raises(NotBesideOthersError):
+        evaluate(task, call, task.part("settings", "Settings")(text=(str(text),), limit=1, **asked))
+    [draft] = shown
+    assert draft.protocol is not None
+    assert draft.protocol["task"] == name

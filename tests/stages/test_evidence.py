@@ -118,7 +118,7 @@ def test_make_evidence_from_calibration_to_report(
     write_data(tmp_path / "data", corpus)
     calls = commands(tmp_path, monkeypatch)
     assert {call[0] for call in calls} == {"runs/evidence"}
-    assert [call[1] for call in calls] == ["collect"] * 5 + ["study"] * 4 + ["report"]
+    assert [call[1] for call in calls] == ["collect"] * 5 + ["study"] * 9 + ["report"]
     monkeypatch.setattr(definition, "load_study", lambda name: small(load_study(name)))
     run = Run(tmp_path / "run")
     monkeypatch.setenv("AATC_RUN", str(run.root))

@@ -8,7 +8,7 @@ from aatc_cli.evals.accumulate.result import Result
 from aatc_cli.evals.accumulate.settings import Settings
 from aatc_cli.evals.accumulate.walking import Ticks, Walk
 from aatc_cli.evals.caches import cache_kind
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import found_before
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import check_packed
@@ -33,8 +33,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
     windows = consecutive_windows(text, tokenizer.encode, length=settings.length, limit=limit, bos=tokenizer.bos)
     check_tokens(windows.tokens, opened.config)
     drafts = {subject.name: _draft(opened, settings, windows, subject) for subject in opened.subjects}
-    force = opened.options.force
-    found = {name: already(opened.run.evals, draft, force=force) for name, draft in drafts.items()}
+    found = {name: found_before(opened, draft) for name, draft in drafts.items()}
     missing = [subject for subject in opened.subjects if found[subject.name] is None]
     for subject in opened.subjects:
         if subject not in missing:

@@ -29,7 +29,7 @@ STRETCH = 256
 
 @dataclass
 class Ticks:
-    """Progress by stretches of decoding."""
+    """Progress by tokens of every batch of windows."""
 
     total: int
     ticker: Ticker | None = None
@@ -38,10 +38,10 @@ class Ticks:
     def of(cls, opened: Opened, settings: Settings, windows: int, subjects: int) -> Ticks:
         """Of all that these numbers of windows and subjects take."""
         batches = -(-windows // opened.options.batch)
-        return cls(batches * -(-settings.tokens // STRETCH) * len(settings.way) * subjects)
+        return cls(batches * settings.tokens * len(settings.way) * subjects)
 
-    def advance(self, name: str, count: int = 1) -> None:
-        """Stretches are done."""
+    def advance(self, name: str, count: int) -> None:
+        """Tokens are decoded and compared."""
         if self.ticker is not None:
             self.ticker.advance(count, text=f"eval accumulate: {name}")
 
@@ -90,7 +90,7 @@ class Walk:
                 for place, stretch in made:
                     name = subjects[place].name
                     found[name].add(model, stretch, name, start)
-                    self.ticks.advance(name)
+                    self.ticks.advance(name, stretch.logits.shape[1])
         return found
 
     def _given(self, subject: Subject, way: Way) -> Compared:
@@ -100,13 +100,13 @@ class Walk:
             tokens = self._text(way, start)
             if self.settings.at_once:
                 compared.add(model, self.reading.stretch(subject, tokens), subject.name, start)
-                self.ticks.advance(subject.name, -(-self.settings.tokens // STRETCH))
+                self.ticks.advance(subject.name, self.settings.tokens)
                 continue
             session, given = self._session(subject), Given(tokens, self.settings.prompt)
             prompts, encode = tokens[:, : self.settings.prompt], self.opened.tokenizer.encode
             for stretch in decoded(session, prompts, self.settings.tokens, given, encode, STRETCH):
                 compared.add(model, stretch, subject.name, start)
-                self.ticks.advance(subject.name)
+                self.ticks.advance(subject.name, stretch.logits.shape[1])
         return compared
 
     def _session(self, subject: Subject) -> Session:

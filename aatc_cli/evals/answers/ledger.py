@@ -15,7 +15,7 @@ from aatc_cli.errors import SettingsMismatchError
 from aatc_cli.evals.answers.interval import wilson
 from aatc_cli.evals.answers.result import BenchmarkResult, BenchmarkRow
 from aatc_cli.evals.caches import cache_kind
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import already, found_before
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 
@@ -63,7 +63,7 @@ class Ledger:
                 protocol=protocol | ({"server": server} if server else {}),
                 **(opened.origin(subject) | elsewhere),
             )
-            results[subject.name] = already(opened.run.evals, draft, force=opened.options.force) or draft
+            results[subject.name] = found_before(opened, draft) or draft
         anew = set(results) if opened.options.force else set()
         return cls(opened.run, name, tuple(order), results, anew)
 

@@ -20,7 +20,7 @@ from aatc_cli.core import SIDES, Side
 from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.ranked import classes_of_kept
-from aatc_cli.core.received import received_by_head
+from aatc_cli.core.received import received_within
 from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
@@ -98,7 +98,9 @@ def tiled_attention(
     check_inputs(inputs)
     length, heads = inputs.query.shape[2], inputs.key.shape[1]
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
-    hats = _hats(inputs, codecs, packed)
+    # what leaves when a prompt ends is coded for the class it is of; what a press leaves fills no whole tiles by place
+    ahead = packed_tokens(min(prompt + 1, length), window) if prompt and left is None else 0
+    hats = _hats(inputs, codecs, slice(packed.start + ahead, packed.stop))
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
     query = torch.unflatten(inputs.query, 1, (heads, -1)).to(wide) * inputs.scaling
     held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
@@ -120,7 +122,10 @@ def tiled_attention(
             else:
                 classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
             found.append(classes)
-            _code(leaving, done, classes.expand(-1, heads, -1), hats, held)
+            if done < ahead:
+                _code_prompt(inputs, codecs, leaving, classes, held)
+            else:
+                _code(leaving, done - ahead, classes.expand(-1, heads, -1), hats, held)
             if dropped is not None:
                 _hide(hidden[..., 0, 0, leaving], classes, dropped)
             if stays is not None:
@@ -147,9 +152,10 @@ def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], promp
 
 
 def _received_in(inputs: LayerInputs, lags: tuple[int, int], prompt: int) -> Tensor:
-    query, keys = inputs.query[:, :, :prompt], inputs.key[:, :, :prompt]
-    site, sliding = inputs.site, inputs.sliding_window
-    return received_by_head(query, keys, inputs.scaling, lags, sliding=sliding, sinks=site.sinks, softcap=site.softcap)
+    site, (query, keys, values) = inputs.site, (x[:, :, :prompt] for x in (inputs.query, inputs.key, inputs.value))
+    return received_within(
+        query, keys, values, inputs.scaling, lags, sliding=inputs.sliding_window, sinks=site.sinks, softcap=site.softcap
+    )
 
 
 def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:
@@ -160,6 +166,20 @@ def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tenso
         rows = rebias(codecs[side].reconstruct(raw[:, packed]), bias)
         sides.append(torch.unflatten(rows, -1, (heads, dim)).transpose(2, 3))
     return _rotated(inputs, sides[0], packed), sides[1]
+
+
+def _code_prompt(
+    inputs: LayerInputs, codecs: TileCodecs, leaving: slice, classes: Tensor, held: tuple[Tensor, Tensor]
+) -> None:
+    """As `_code` of tokens that are many at once: none is coded for a class that it is not of. [B, orders, P]."""
+    site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
+    sources = zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), held, strict=True)
+    for side, raw, bias, exact in sources:
+        rows = rebias(codecs[side].reconstruct_chosen(raw[:, leaving], classes), bias)
+        vectors = torch.unflatten(rows, -1, (heads, dim)).transpose(1, 2)
+        if side == "k":
+            vectors = _rotated(inputs, vectors[None], leaving)[0]
+        exact[:, :, leaving] = vectors.to(exact.dtype)
 
 
 def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:

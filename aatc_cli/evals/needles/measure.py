@@ -7,7 +7,7 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.console import say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.caches import cache_kind
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import found_before
 from aatc_cli.evals.needles.prompts import ROOM, Grid, needle_grid
 from aatc_cli.evals.needles.result import Result
 from aatc_cli.evals.needles.settings import Settings
@@ -33,8 +33,7 @@ def measure(opened: Opened, settings: Settings) -> list[Result]:
             check_packed(subject, context - ROOM, "--context")
     grid = needle_grid(opened.tokenizer, settings)
     drafts = [_draft(opened, subject, grid, settings) for subject in opened.subjects]
-    force = opened.options.force
-    results = [already(opened.run.evals, draft, force=force) or draft for draft in drafts]
+    results = [found_before(opened, draft) or draft for draft in drafts]
     for subject, result in zip(opened.subjects, results, strict=True):
         if len(result.cells) == len(grid):
             say(f"eval: needles of {subject.name} is there already, nothing to do")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from aatc_cli.artifacts.evaluation import write_evaluation
 from aatc_cli.console import progress, say
 from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import found_before
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.recall.parts import rows_of
 from aatc_cli.evals.recall.reading import Reader, Seen
@@ -53,8 +53,7 @@ def _on_text(opened: Opened, settings: Settings, text: str) -> list[Result]:
             "use more or longer windows (--limit, --length), another text, or a smaller --gap",
         )
     drafts = {subject.name: _draft(opened, settings, windows, places, subject) for subject in opened.subjects}
-    force = opened.options.force
-    found = {name: already(opened.run.evals, draft, force=force) for name, draft in drafts.items()}
+    found = {name: found_before(opened, draft) for name, draft in drafts.items()}
     missing = [subject for subject in opened.subjects if found[subject.name] is None]
     for subject in opened.subjects:
         if subject not in missing:

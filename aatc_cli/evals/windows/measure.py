@@ -9,7 +9,7 @@ from aatc_cli.console import progress, say
 from aatc_cli.errors import UsageError
 from aatc_cli.evals.forced.scores import Scores, score_windows
 from aatc_cli.evals.forced.subject_method import method_of
-from aatc_cli.evals.keeping import already
+from aatc_cli.evals.keeping import found_before
 from aatc_cli.evals.opened import Opened
 from aatc_cli.evals.subjects import Subject
 from aatc_cli.evals.windows.frame import Frame, check_packed
@@ -46,8 +46,7 @@ def measure_windows(opened: Opened, settings: WindowSettings, runner: Runner) ->
 def _fill(frame: Frame, runner: Runner) -> list[Evaluation]:
     """The evaluations of one text, of all subjects in their order."""
     opened = frame.opened
-    force = opened.options.force
-    found = {s.name: already(opened.run.evals, frame.evaluation(s, 0.0, {}), force=force) for s in opened.subjects}
+    found = {s.name: found_before(opened, frame.evaluation(s, 0.0, {})) for s in opened.subjects}
     wanted = min(frame.settings.traced, frame.windows.tokens.shape[0])
     # a result without the traces that are asked for now is run again: its numbers stay as they are
     missing = [s for s in opened.subjects if (e := found[s.name]) is None or len(e.traces or ()) < wanted]
