@@ -42,14 +42,15 @@ def serve(
 
     if model is None:
         raise UsageError("no model was named", "give --model: the folder or hub id that vLLM is to serve")
+    if json and start:
+        raise UsageError("--json is of what is printed, and --start prints nothing", "give one of them")
     found = serve_command(plan, model, Wanted(max_model_len, max_num_seqs, prefixes), vllm or [])
-    if json and not start:
+    if json:
         print_json(asdict(found) | {"command": found.line})
         return
     ratio = found.uncompressed / found.block_bytes
     say(f"64 tokens take {found.block_bytes:,} bytes, {ratio:.2f} times less than 16 bits")
     say(f"every request that runs takes {found.exact_bytes:,} bytes more for its exact tokens")
-    say("use a card that no other process uses: on a shared one answers were seen to break, see docs/serving.md")
     if found.version is None:
         say("vLLM is not installed here: its version was not checked")
     if start:
