@@ -17,8 +17,8 @@ from typing import Self
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import Side
 from aatc_cli.core.overheads import Overheads
+from aatc_cli.core.site_widths import SiteWidths
 
-PLANES = (16, 8, 4, 2, 1)
 Widths = Sequence[Mapping[Side, Sequence[int]]]  # [layer][side], [C] each
 HALF_BYTES = 2  # float16 and bfloat16, the reference and the exact part of the cache
 # causes whose bytes are of the model's dtype
@@ -36,38 +36,6 @@ def exact_slots(tokens: int, window: Window) -> tuple[int, int]:
     """Rows held in full precision: (sinks, slots of the recent ring)."""
     sinks = min(tokens, window.sinks)
     return sinks, min(tokens - sinks, window.recent)
-
-
-def plane_counts(bits: Sequence[int]) -> dict[int, int]:
-    """How many channels of a site have each power-of-two plane in their width."""
-    return {plane: sum(1 for width in bits if width & plane) for plane in PLANES}
-
-
-@dataclass(frozen=True)
-class SiteWidths:
-    """The widths of one site, reduced to what bytes depend on."""
-
-    code_bits: float
-    active: int
-    key_row_bytes: float
-    value_block_bytes: float
-
-    @classmethod
-    def of(cls, bits: Sequence[int], flush: int) -> SiteWidths:
-        """From the integer widths of every channel."""
-        planes = plane_counts(bits)
-        return cls(
-            code_bits=float(sum(bits)),
-            active=sum(1 for width in bits if width > 0),
-            key_row_bytes=float(sum(math.ceil(n * plane / 8) for plane, n in planes.items())),
-            value_block_bytes=float(sum(n * math.ceil(flush * plane / 8) for plane, n in planes.items())),
-        )
-
-    @classmethod
-    def nominal(cls, channels: int, bits: float, flush: int) -> SiteWidths:
-        """Without a plan: every channel at a possibly fractional width, no padding."""
-        total = channels * bits
-        return cls(code_bits=total, active=channels, key_row_bytes=total / 8, value_block_bytes=flush * total / 8)
 
 
 @dataclass(frozen=True)

@@ -12,83 +12,15 @@ is moved to the top of its byte, where codes of every width up to 8 are signed b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
 from aatc_cli.core import Side
-from aatc_cli.core.layout import PLANES
+from aatc_cli.core.pack_plan import PackPlan, Section, field_bytes
+from aatc_cli.core.site_widths import PLANES
 
 # tokens that are unpacked as one word
 _WORD = 4
-
-
-@dataclass(frozen=True)
-class WidthClass:
-    """A run of sorted channels of one width: ``start`` .. ``stop`` in `PackPlan.order`."""
-
-    width: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """How one site's codes become bytes. order [A]: the A channels with bits, widest first, ties by channel number.
-
-    ``row_bytes`` is the size of a token's packed key, ``block_bytes`` that of a packed value block of ``flush`` tokens.
-    """
-
-    order: Tensor
-    classes: tuple[WidthClass, ...]
-    flush: int
-    row_bytes: int
-    block_bytes: int
-
-    def members(self, plane: int) -> list[WidthClass]:
-        """The width classes that have ``plane`` in their width, in sorted order."""
-        return [run for run in self.classes if run.width & plane]
-
-    def count(self, plane: int) -> int:
-        """Channels that have ``plane`` in their width."""
-        return sum(run.stop - run.start for run in self.members(plane))
-
-    @cached_property
-    def wide(self) -> int:
-        """Channels of more than 8 bits, which come first."""
-        return max((run.stop for run in self.classes if run.width > 8), default=0)
-
-    @cached_property
-    def widths(self) -> Tensor:
-        """Widths of the sorted channels, int32 [A]."""
-        counts = [run.stop - run.start for run in self.classes]
-        widths = torch.tensor([run.width for run in self.classes], dtype=torch.int32)
-        return widths.repeat_interleave(torch.tensor(counts, dtype=torch.int64)).to(self.order.device)
-
-    @cached_property
-    def _key_sections(self) -> list[_Section]:
-        return _sections(self, "k")
-
-    @cached_property
-    def _value_sections(self) -> list[_Section]:
-        return _sections(self, "v")
-
-
-def pack_plan(bits: Sequence[int], flush: int, device: torch.device | str = "cpu") -> PackPlan:
-    """The packing of a site with these widths [C] and ``flush`` tokens per value block; ``order`` is on ``device``."""
-    order = sorted((channel for channel, width in enumerate(bits) if width), key=lambda c: (-bits[c], c))
-    classes: list[WidthClass] = []
-    for width in sorted(set(bits) - {0}, reverse=True):
-        start = classes[-1].stop if classes else 0
-        classes.append(WidthClass(width, start, start + sum(1 for b in bits if b == width)))
-    plan = PackPlan(torch.tensor(order, dtype=torch.int64, device=device), tuple(classes), flush, 0, 0)
-    rows = sum(_field_bytes(plan.count(plane), plane) for plane in PLANES)
-    blocks = sum(plan.count(plane) * _field_bytes(flush, plane) for plane in PLANES)
-    return PackPlan(plan.order, plan.classes, flush, rows, blocks)
 
 
 def pack_keys(codes: Tensor, plan: PackPlan) -> Tensor:
@@ -135,7 +67,7 @@ def unpack_aligned(data: Tensor, plan: PackPlan, side: Side) -> tuple[Tensor, Te
     shape = (batch, active + plan.wide, run, columns.shape[2])
     out = torch.empty(shape, dtype=torch.uint8, device=data.device)
     words, turned = out.view(torch.int32), columns.view(torch.int32)
-    for section in plan._key_sections if side == "k" else plan._value_sections:
+    for section in plan.key_sections if side == "k" else plan.value_sections:
         count, bytes_ = section.count, slice(section.start, section.stop)
         if section.plane == 16:
             pairs = torch.unflatten(columns[:, bytes_], 1, (count, run, 2))
@@ -147,10 +79,6 @@ def unpack_aligned(data: Tensor, plan: PackPlan, side: Side) -> tuple[Tensor, Te
     # codes are stored with half their range added, which is their highest bit turned over
     words[:, :active] ^= _repeated(0x80)
     return out[:, :active].view(torch.int8), out[:, active:]
-
-
-def _field_bytes(count: int, plane: int) -> int:
-    return math.ceil(count * plane / 8)
 
 
 def _split(codes: Tensor, plan: PackPlan) -> dict[int, list[Tensor]]:
@@ -165,57 +93,6 @@ def _split(codes: Tensor, plan: PackPlan) -> dict[int, list[Tensor]]:
     return fields
 
 
-@dataclass(frozen=True)
-class _Section:
-    """The bytes ``start`` .. ``stop`` of one plane of ``count`` channels, and where their fields go.
-
-    places: shifts of the fields that share a byte. Up by ``shift`` [n, 1, 1] bits, then in runs (source, target, count,
-    first): targets count the sorted channels, and behind them the low bytes of wide ones; first: nothing was put into
-    those bytes before.
-    """
-
-    plane: int
-    start: int
-    stop: int
-    count: int
-    places: Tensor
-    shift: Tensor
-    runs: tuple[tuple[int, int, int, bool], ...]
-
-
-def _sections(plan: PackPlan, side: Side) -> list[_Section]:
-    """Sections of the bytes of a key row or a value block, in their order."""
-    found: list[_Section] = []
-    start, device = 0, plan.order.device
-    for plane in PLANES:
-        count = plan.count(plane)
-        if count:
-            size = _field_bytes(count, plane) if side == "k" else count * _field_bytes(plan.flush, plane)
-            places = torch.arange(0, 8, plane, dtype=torch.int32, device=device)[:, None, None]
-            shifts, runs = _moves(plan, plane)
-            shift = torch.tensor(shifts, dtype=torch.int32, device=device)[:, None, None]
-            found.append(_Section(plane, start, start + size, count, places, shift, runs))
-            start += size
-    return found
-
-
-def _moves(plan: PackPlan, plane: int) -> tuple[list[int], tuple[tuple[int, int, int, bool], ...]]:
-    """Shift and runs of a plane, as `_Section` has them."""
-    shifts: list[int] = []
-    runs: list[tuple[int, int, int, bool]] = []
-    for run in plan.members(plane):
-        low = run.width > 8 and plane < 8
-        used = (run.width & 7 if low else run.width) & ~(2 * plane - 1)
-        target, count = run.start + (int(plan.order.shape[0]) if low else 0), run.stop - run.start
-        source, first = len(shifts), used == 0
-        shifts += [8 - plane - used] * count
-        if runs and runs[-1][3] == first and runs[-1][1] + runs[-1][2] == target:
-            source, target, count = runs[-1][0], runs[-1][1], runs[-1][2] + count
-            runs.pop()
-        runs.append((source, target, count, first))
-    return shifts, tuple(runs)
-
-
 def _turned(data: Tensor) -> Tensor:
     """Bytes [b, n, m] with the n tokens or blocks last, made a multiple of a word: [b, m, n']."""
     batch, count, size = data.shape
@@ -226,7 +103,7 @@ def _turned(data: Tensor) -> Tensor:
     return out
 
 
-def _fields(words: Tensor, section: _Section, count: int) -> Tensor:
+def _fields(words: Tensor, section: Section, count: int) -> Tensor:
     """Words [b, r, m, n / 4] of r runs as ``count`` fields each: int32 [b, r, count, n / 4]."""
     if section.plane == 8:
         return words
@@ -234,7 +111,7 @@ def _fields(words: Tensor, section: _Section, count: int) -> Tensor:
     return fields.flatten(2, 3)[:, :, :count]
 
 
-def _place(fields: Tensor, section: _Section, words: Tensor) -> None:
+def _place(fields: Tensor, section: Section, words: Tensor) -> None:
     """Put fields [b, n, f', n / 4] into the words of their channels."""
     if section.plane < 8:
         fields.bitwise_left_shift_(section.shift)
@@ -272,7 +149,7 @@ def _pack_fields(values: Tensor, plane: int) -> Tensor:
     """
     if plane == 16:
         return torch.stack((values & 255, values >> 8), -1).flatten(-2).to(torch.uint8)
-    size = _field_bytes(values.shape[-1], plane)
+    size = field_bytes(values.shape[-1], plane)
     padded = torch.nn.functional.pad(values, (0, size * (8 // plane) - values.shape[-1]))
     data = padded[..., :size].clone()
     for place in range(1, 8 // plane):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.casting import saturated
-from aatc_cli.core.lloyd import levels
+from aatc_cli.core.lloyd_levels import levels
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from aatc_cli.core.predictive import LayerMaps, Unit, Within, read_before
+from aatc_cli.core.ridge import RIDGE, GrowingSolver, ridged_solve
 from aatc_cli.core.transform import GroupTransform
 
-# of the mean square of every regressor: what a fit on a sample and noise of another size than planned can bear
-RIDGE = 1e-3
 _CHAIN_RIDGE = 1e-6
 # of numbers that half precision holds
 _LARGEST = 3e4
@@ -98,7 +97,7 @@ class ClosedLoop:
         moments[:rows, :rows], with_own[:rows] = szz, szx
         whole = szz.new_zeros(rows + size, size)
         through, noise = szz.new_zeros(size, size), szz.new_zeros(size, size)
-        fitted, bits, solver = [], 0.0, _Solver(moments, with_own)
+        fitted, bits, solver = [], 0.0, GrowingSolver(moments, with_own)
         for unit, before in zip(units, read_before(list(units), self.form.within), strict=True):
             read = self._read(unit, rows, before, size)
             map_ = solver.solved(read, unit)
@@ -148,7 +147,7 @@ class ClosedLoop:
             if m not in self.chain:
                 gram = torch.cat([torch.cat([self._originals(a, b) for b in between], 1) for a in between], 0)
                 target = torch.cat([self._originals(a, m) for a in between], 0)
-                self.chain[m] = _ridged_solve(gram, target, _CHAIN_RIDGE)
+                self.chain[m] = ridged_solve(gram, target, _CHAIN_RIDGE)
             self.mixed[i, m] = torch.cat([self._mixed(i, a) for a in between], 1) @ self.chain[m]
         return self.mixed[i, m]
 
@@ -170,7 +169,7 @@ class ClosedLoop:
     def _squeeze(self, layer: int, szz: Tensor, szx: Tensor) -> Tensor:
         """The numbers of the layers below that tell most, in loss: a reduced-rank regression."""
         assert self.metric is not None
-        whole = _ridged_solve(szz, szx, RIDGE)
+        whole = ridged_solve(szz, szx, RIDGE)
         told = whole.T @ szz @ whole
         factor = self.metric(layer)
         _, basis = torch.linalg.eigh(factor.T @ told @ factor)
@@ -208,59 +207,3 @@ class ClosedLoop:
         for table in (self.decoded, self.mixed):
             for key in [key for key in table if key[0] < gone]:
                 del table[key]
-
-
-class _Solver:
-    """Least squares of units whose regressors grow: the Cholesky factor of what was read before is taken further.
-
-    Every regressor is made louder by `RIDGE` of its own energy; moments [z, z] and with_own [z, 2 C] are filled by the
-    caller as units are coded.
-    """
-
-    def __init__(self, moments: Tensor, with_own: Tensor) -> None:
-        self.moments, self.with_own = moments, with_own
-        self.read: list[int] = []
-        self.factor = moments.new_zeros(0, 0)
-        self.size = moments.new_zeros(0)
-
-    def solved(self, read: Tensor, unit: Unit) -> Tensor:
-        """The map of a unit from all regressors [z, E], zero for those it does not read, as half precision holds it."""
-        found = torch.zeros_like(self.with_own[:, unit.columns])
-        wanted = read.tolist()
-        if not wanted:
-            return found
-        if wanted[: len(self.read)] != self.read:
-            self.read, self.factor, self.size = [], self.factor.new_zeros(0, 0), self.size.new_zeros(0)
-        if len(wanted) > len(self.read):
-            self._extend(wanted)
-        places = read.to(found.device)
-        target = self.size[:, None] * self.with_own[places][:, unit.columns]
-        found[places] = self.size[:, None] * torch.cholesky_solve(target, self.factor)
-        limit = torch.finfo(torch.float16).max
-        return found.clamp(-limit, limit).half().to(found.dtype)
-
-    def _extend(self, wanted: list[int]) -> None:
-        """Take the factor of the regressors read so far on to all that are wanted."""
-        device = self.moments.device
-        old, new = (
-            torch.tensor(part, device=device, dtype=torch.int64) for part in (self.read, wanted[len(self.read) :])
-        )
-        size = self.moments.diagonal()[new].clamp_min(1e-30).rsqrt()
-        corner = self.moments[new][:, new] * size[:, None] * size
-        corner.diagonal().add_(RIDGE)
-        border = self.moments[new][:, old] * size[:, None] * self.size
-        side = torch.linalg.solve_triangular(self.factor, border.T, upper=False).T if old.numel() else border
-        lower = torch.linalg.cholesky(corner - side @ side.T)
-        above = torch.cat((self.factor, self.factor.new_zeros(old.numel(), new.numel())), 1)
-        self.factor = torch.cat((above, torch.cat((side, lower), 1)), 0)
-        self.size = torch.cat((self.size, size))
-        self.read = wanted
-
-
-def _ridged_solve(gram: Tensor, target: Tensor, ridge: float) -> Tensor:
-    """Least squares with every regressor made louder by ``ridge`` of its own energy."""
-    size = gram.diagonal().clamp_min(1e-30).rsqrt()
-    scaled = gram * size[:, None] * size
-    scaled.diagonal().add_(ridge)
-    factor = torch.linalg.cholesky(scaled)
-    return size[:, None] * torch.cholesky_solve(size[:, None] * target, factor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aatc_cli.core.tile_allocate import Units
+from aatc_cli.core.tile_options import Units
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

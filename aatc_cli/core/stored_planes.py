@@ -7,7 +7,8 @@ from torch import Tensor
 
 from aatc_cli.core.stored_layer import LayerCodes, StoredLayer
 from aatc_cli.core.stored_tags import Tags
-from aatc_cli.core.tile_packing import Part, digits_of
+from aatc_cli.core.tile_digits import digits_of
+from aatc_cli.core.tile_packing import Part
 from aatc_cli.core.unit_code import Coded, UnitCode
 from aatc_cli.errors import AatcError
 

@@ -12,7 +12,7 @@ being the channels of one resolution of one unit in one class: token by token, t
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -24,28 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aatc_cli.core import entropy_coder as coder
-from aatc_cli.core.cell_code import CellCode
-from aatc_cli.core.stepped_tables import MODELS, MOST, OUTSIDE, SYMBOLS, WIDEST, code_lengths, plain_bits
+from aatc_cli.core.stepped_tables import MODELS, MOST, OUTSIDE, plain_bits
 from aatc_cli.core.stored_layer import LayerCells, StoredLayer
+from aatc_cli.core.stored_meter import Meter
+from aatc_cli.core.stored_runs import PLAIN, Ints, packed_plain, runs_of, unpacked_plain
 from aatc_cli.core.stored_tags import Tags
 from aatc_cli.core.tile_classes import rows_of
 
 _HEAD = struct.Struct("<hI")
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Channels of one resolution of one unit in one class. place: which of the coded units and classes it is.
-
-    order: whose ranks its tokens lie by. columns: of the 2 C numbers of a layer.
-    """
-
-    place: int
-    order: int
-    k: int
-    width: int
-    columns: Ints
 
 
 @dataclass(frozen=True)
@@ -67,13 +53,13 @@ class LayerStream:
         self.rule, self.tags, self.orders = layer.rule, Tags(layer.rule, heads), layer.rule.orders(heads)
         self.device = layer.codes[0].encode.device
         self.size = 2 * layer.channels
-        self.runs = list(_runs(layer, self.orders))
+        self.runs = list(runs_of(layer, self.orders))
         self.places = 1 + max((run.place for run in self.runs), default=-1)
         counts = [self.rule.quotas[run.k] * run.columns.size for run in self.runs]
         # of a tile: symbols, and bits of them that are kept as they are
         self.symbols = sum(counts)
         self.plain = sum(count * plain_bits(run.width) for run, count in zip(self.runs, counts, strict=True))
-        self.meter = _Meter(layer, self.places, self.orders)
+        self.meter = Meter(layer, self.places, self.orders)
         self._indices = lru_cache(maxsize=8)(self._made_indices)
 
     def beside(self, tokens: int) -> int:
@@ -210,100 +196,5 @@ def unpacked_streams(streams: Sequence[object], parts: Sequence[bytes], tokens: 
     ]
 
 
-class _Meter:
-    """Lengths of codes under all models, by unit and class, on the device of the layer."""
-
-    def __init__(self, layer: StoredLayer, places: int, orders: int) -> None:
-        device = layer.codes[0].encode.device
-        self.places, self.orders = places, orders
-        classes = layer.rule.classes
-        widths = torch.zeros(classes, 2 * layer.channels, dtype=torch.int64)
-        place = torch.zeros_like(widths)
-        order = torch.zeros(2 * layer.channels, dtype=torch.int64)
-        for unit in layer.units:
-            order[unit.columns] = unit.group if orders > 1 else 0
-        for run in _runs(layer, orders):
-            widths[run.k, run.columns], place[run.k, run.columns] = run.width, run.place
-        self.widths, self.order = widths.to(device), order.to(device)
-        self.base = ((place * (WIDEST + 1) + widths) * SYMBOLS).to(device)
-        self.shift = torch.from_numpy(PLAIN)[widths].to(device)
-        table = np.zeros((WIDEST + 1, SYMBOLS, MODELS))
-        for width in range(1, WIDEST + 1):
-            table[width] = code_lengths(width)
-        self.table = torch.from_numpy(table).view(-1, MODELS).to(device)
-
-    def lengths(self, cells: Tensor, classes: Tensor, chunk: int) -> Tensor:
-        """Bits of the symbols of every chunk [..., chunks]."""
-        tokens = cells.shape[-2]
-        shape = (*cells.shape[:-2], -(-tokens // chunk))
-        if not self.places:
-            return torch.zeros(shape, dtype=torch.float64, device=cells.device)
-        where = torch.arange(tokens, device=cells.device) // chunk
-        batch = torch.arange(cells.shape[:-2].numel(), device=cells.device).view(*cells.shape[:-2], 1)
-        return self._by_model(cells, classes, batch * shape[-1] + where, shape).min(-1).values.sum(-1)
-
-    def models(self, cells: Tensor, classes: Tensor) -> NDArray[np.uint8]:
-        """The model of every unit and class of one chunk [T, 2 C] under which its codes are shortest."""
-        if not self.places:
-            return np.zeros(0, dtype=np.uint8)
-        one = torch.zeros(cells.shape[0], dtype=torch.int64, device=cells.device)
-        found: NDArray[np.uint8] = self._by_model(cells, classes, one, (1,))[0].argmin(-1).cpu().numpy()
-        return found.astype(np.uint8)
-
-    def _by_model(self, cells: Tensor, classes: Tensor, chunk: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Bits [*shape, places, MODELS]; chunk [..., T] of every token."""
-        mine = classes.transpose(-1, -2)[..., self.order]
-        column = torch.arange(cells.shape[-1], device=cells.device)
-        high = cells >> self.shift[mine, column]
-        symbols = torch.where(high.abs() <= MOST, high + MOST, OUTSIDE)
-        bins = self.places * (WIDEST + 1) * SYMBOLS
-        index = chunk[..., None] * bins + self.base[mine, column] + symbols
-        count = torch.Size(shape).numel()
-        counts = torch.bincount(index.flatten(), minlength=count * bins).view(count * self.places, -1)
-        found = counts.to(torch.float64) @ self.table
-        return found.view(*shape, self.places, MODELS)
-
-
-def _runs(layer: StoredLayer, orders: int) -> Iterator[Run]:
-    """Runs of a layer, resolutions rising, units and classes in their order in each."""
-    found, place = [], 0
-    for unit, code in zip(layer.units, layer.codes, strict=True):
-        assert isinstance(code, CellCode)
-        for k, bits in enumerate(code.bits.cpu().numpy()):
-            if not bits.any():
-                continue
-            for width in sorted(set(bits.tolist()) - {0}):
-                columns = unit.columns.start + np.flatnonzero(bits == width)
-                found.append(Run(place, unit.group if orders > 1 else 0, k, width, columns))
-            place += 1
-    yield from sorted(found, key=lambda run: (run.width, run.place))
-
-
-PLAIN: Ints = np.array([0, *(plain_bits(width) for width in range(1, WIDEST + 1))], dtype=np.int64)
-
-
 def _rows(widths: Ints, models: NDArray[np.uint8]) -> NDArray[np.int32]:
     return (1 + (widths - 1) * MODELS + models).astype(np.int32)
-
-
-def packed_plain(low: Ints, bits: Ints) -> bytes:
-    """Numbers of ``bits`` bits each, the lowest first."""
-    held, wide = low[bits > 0], bits[bits > 0]
-    if not held.size:
-        return b""
-    places = np.arange(int(wide.max()))
-    every = ((held[:, None] >> places) & 1)[places < wide[:, None]]
-    return np.packbits(every.astype(np.uint8), bitorder="little").tobytes()
-
-
-def unpacked_plain(data: bytes, bits: Ints) -> NDArray[np.uint8]:
-    """Inverse of `packed_plain`."""
-    wide = bits[bits > 0]
-    if not wide.size:
-        return np.zeros(0, dtype=np.uint8)
-    every = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=int(wide.sum()), bitorder="little")
-    places = np.arange(int(wide.max()))
-    held = np.zeros((wide.size, places.size), dtype=np.uint8)
-    held[places < wide[:, None]] = every
-    found: NDArray[np.uint8] = (held << places.astype(np.uint8)).sum(1).astype(np.uint8)
-    return found

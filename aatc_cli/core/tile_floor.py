@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aatc_cli.core.tile_allocate import Ints, Units, spent_bits
+from aatc_cli.core.tile_allocate import spent_bits
+from aatc_cli.core.tile_options import Ints, Units
 from aatc_cli.errors import AatcError
 
 # doublings of the factor before the floor is given up, and halvings of the step that reaches it

@@ -10,7 +10,8 @@ import numpy as np
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES, Side
-from aatc_cli.core.layout import HALF_BYTES, CacheLayout, SiteWidths, Widths, exact_slots
+from aatc_cli.core.layout import HALF_BYTES, CacheLayout, Widths, exact_slots
+from aatc_cli.core.site_widths import SiteWidths
 from aatc_cli.core.tile_bytes import Ints, TileBytes, order_bytes
 from aatc_cli.core.tile_rule import TileRule
 

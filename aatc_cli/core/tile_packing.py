@@ -24,43 +24,9 @@ from aatc_cli.core.scales import pack_scales, unpack_scales
 from aatc_cli.core.tile_bytes import ALIGNMENT, DIGITS, order_bytes
 from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_digits import Digits, digits_of_all
 from aatc_cli.core.tile_rule import TileRule, class_bits
 from aatc_cli.core.tile_tags import pack_classes, unpack_classes
-
-# the words of a plane, by the bits of its digits
-_WORDS = {2: torch.int32, 1: torch.int16}
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Digits of one size of one head group: channel and shift of each, [n]; ``bits`` a digit."""
-
-    bits: int
-    channel: Tensor
-    shift: Tensor
-
-    @property
-    def planes(self) -> int:
-        """Planes of sixteen digits, the last of them part empty."""
-        return -(-self.channel.numel() // DIGITS)
-
-    def pack(self, codes: Tensor) -> Tensor:
-        """Bytes [..., planes * q * word] of codes u [..., q, E] int64."""
-        digits = (codes[..., self.channel] >> self.shift) & (2**self.bits - 1)
-        digits = torch.nn.functional.pad(digits, (0, self.planes * DIGITS - digits.shape[-1]))
-        places = self.bits * torch.arange(DIGITS, device=codes.device)
-        words = (torch.unflatten(digits, -1, (self.planes, DIGITS)) << places).sum(-1).transpose(-1, -2)
-        found: Tensor = words.to(_WORDS[self.bits]).contiguous().flatten(-2).view(torch.uint8)
-        return found
-
-    def unpack(self, data: Tensor, count: int, size: int) -> Tensor:
-        """What these digits of ``count`` tokens add to their codes u [..., q, E] int64, from their bytes."""
-        words = torch.unflatten(data.contiguous().view(_WORDS[self.bits]).to(torch.int64), -1, (self.planes, count))
-        places = self.bits * torch.arange(DIGITS, device=data.device)
-        digits = ((words.transpose(-1, -2)[..., None] >> places) & (2**self.bits - 1)).flatten(-2)
-        mine = digits[..., : self.channel.numel()] << self.shift
-        found: Tensor = mine.new_zeros(*mine.shape[:-1], size).index_add_(-1, self.channel, mine)
-        return found
 
 
 @dataclass(frozen=True)
@@ -116,7 +82,7 @@ class SidePacking:
         by_group = torch.unflatten(codec.bits.cpu(), 1, (codec.codec.groups, self.size))
         coded = [[group for group, widths in enumerate(row) if bool(widths.any())] for row in by_group]
         wanted = [(by_group[k, group], bits) for k, row in enumerate(coded) for group in row for bits in (2, 1)]
-        digits, start, found = iter(_digits_of(wanted, codec.bits.device)), 0, list[list[Part]]()
+        digits, start, found = iter(digits_of_all(wanted, codec.bits.device)), 0, list[list[Part]]()
         for row, quota in zip(coded, self.rule.quotas, strict=True):
             found.append([])
             for group in row:
@@ -220,26 +186,6 @@ class TilePacking:
             found[side] = self.sides[side].unpack(data[..., start:stop], rows)
             start = stop
         return found, classes
-
-
-def digits_of(widths: Tensor, bits: int, device: torch.device) -> Digits:
-    """The digits of ``bits`` bits of the channels with these widths [E]."""
-    return _digits_of([(widths, bits)], device)[0]
-
-
-def _digits_of(wanted: Sequence[tuple[Tensor, int]], device: torch.device) -> list[Digits]:
-    """`digits_of` of several widths on the host and bits, brought to the device at once."""
-    found = []
-    for widths, bits in wanted:
-        places = []
-        for channel, width in enumerate(widths.tolist()):
-            odd = width % 2
-            count = width // 2 if bits == 2 else odd
-            places += [(channel, odd + 2 * step if bits == 2 else 0) for step in range(count)]
-        found.append(places)
-    whole = torch.tensor([place for places in found for place in places], dtype=torch.int64).view(-1, 2).to(device)
-    tables = torch.split(whole, [len(places) for places in found])
-    return [Digits(bits, table[:, 0], table[:, 1]) for (_, bits), table in zip(wanted, tables, strict=True)]
 
 
 def _scale_bytes(alpha: Tensor, bits: int) -> Tensor:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from aatc_cli.core import SIDES, Side
 from aatc_cli.core.allocate import Allocation, Floats, Ints
 from aatc_cli.core.stepped_plan import allocate_steps
-from aatc_cli.core.tile_allocate import Units, allocate_planes
+from aatc_cli.core.tile_allocate import allocate_planes
 from aatc_cli.core.tile_bytes import order_bytes
 from aatc_cli.core.tile_floor import allocate_floored
+from aatc_cli.core.tile_options import Units
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.token_classes import TokenClasses
 

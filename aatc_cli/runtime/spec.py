@@ -70,6 +70,20 @@ class CacheSpec:
             for window in self.windows
         ]
 
+    def check_limit(self, before: int, after: int) -> None:
+        """Raise `AatcError` where a cache of ``before`` tokens cannot have ``after``, padding left of them counted."""
+        if self.switch is not None and 0 < before <= self.switch < after:
+            raise AatcError(
+                f"beyond {self.switch} tokens this model rotates with other frequencies: "
+                "what it has cached would not fit",
+                "begin a new cache with a longer prompt, given in one forward pass",
+            )
+        if self.limit is not None and after > self.limit:
+            raise AatcError(
+                f"{after} tokens are more than the model's context of {self.limit}",
+                "use a shorter prompt or fewer new tokens",
+            )
+
     @cached_property
     def digest(self) -> str:
         """sha256 over everything that decides a stored number: the form with its codecs, window, dtype."""

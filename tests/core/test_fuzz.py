@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from aatc_cli.core import lloyd
 from aatc_cli.core.block_codec import BlockCodec
 from aatc_cli.core.casting import saturated
 from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.grouped import GroupedMinMax
 from aatc_cli.core.joint import JointCodec
 from aatc_cli.core.linear import LinearCodec
+from aatc_cli.core.lloyd_levels import LLOYD_BITS, levels, uniform_step
 from aatc_cli.core.plain import Float8Codec, NormedLloyd
 from aatc_cli.core.precision_blocks import Block
 from aatc_cli.core.quantizer import code_range
@@ -150,10 +150,10 @@ def cell(width: int, evenly: bool) -> tuple[float, float]:
     """Outermost level and widest gap of the quantizer of a unit normal."""
     if width == 0:
         return 0.0, 0.0
-    if evenly or width > lloyd.LLOYD_BITS:
-        step = lloyd.uniform_step(width)
+    if evenly or width > LLOYD_BITS:
+        step = uniform_step(width)
         return (2**width - 1) / 2 * step, step
-    points = lloyd.levels(width)
+    points = levels(width)
     return float(points.max()), float(points.diff().max())
 
 

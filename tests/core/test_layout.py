@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES
-from aatc_cli.core.layout import CacheLayout, SiteWidths, exact_slots, fp16_bytes, packed_tokens, plane_counts
+from aatc_cli.core.layout import CacheLayout, exact_slots, fp16_bytes, packed_tokens
+from aatc_cli.core.site_widths import SiteWidths, plane_counts
 from aatc_cli.profiles import load_model_profile, load_recipe
 
 PAPER_WINDOW, ONE = Window(), HeadGroups.both(1)

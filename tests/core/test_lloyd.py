@@ -10,17 +10,8 @@ from scipy.stats import norm
 
 from aatc_cli.config import MAX_BITS
 from aatc_cli.core.curves import DISTORTION, DISTORTION_UNIFORM
-from aatc_cli.core.lloyd import (
-    CANDIDATES,
-    LLOYD_BITS,
-    Tables,
-    dequantize,
-    levels,
-    noise_variance,
-    quantize,
-    uniform_step,
-    unit_distortion,
-)
+from aatc_cli.core.lloyd import CANDIDATES, Tables, dequantize, noise_variance, quantize
+from aatc_cli.core.lloyd_levels import LLOYD_BITS, levels, uniform_step, unit_distortion
 
 # positive levels and mean squared error of J. Max, "Quantizing for minimum distortion" (1960), Table I
 PUBLISHED = {

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aatc_cli.core.layout import PLANES, SiteWidths, plane_counts
-from aatc_cli.core.packing import pack_keys, pack_plan, pack_values, unpack_keys, unpack_values
+from aatc_cli.core.pack_plan import pack_plan
+from aatc_cli.core.packing import pack_keys, pack_values, unpack_keys, unpack_values
+from aatc_cli.core.site_widths import PLANES, SiteWidths, plane_counts
 
 WIDTHS = st.lists(st.integers(0, 16), min_size=1, max_size=40)
 

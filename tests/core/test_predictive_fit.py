@@ -9,7 +9,8 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.curves import DISTORTION
 from aatc_cli.core.planned_coding import ClassCosts, ReadBack, planned_coding
 from aatc_cli.core.predictive import units_of
-from aatc_cli.core.predictive_fit import RIDGE, ClosedLoop, Coding, Form
+from aatc_cli.core.predictive_fit import ClosedLoop, Coding, Form
+from aatc_cli.core.ridge import RIDGE
 from aatc_cli.core.transform import loss_metric
 
 C, LAYERS, TOKENS = 6, 5, 60_000

@@ -10,7 +10,8 @@ from aatc_cli.config import Geometry, HeadGroups, Window
 from aatc_cli.core import SIDES
 from aatc_cli.core.layout import CacheLayout, packed_tokens
 from aatc_cli.core.overheads import Overheads
-from aatc_cli.core.packing import pack_keys, pack_plan, pack_values
+from aatc_cli.core.pack_plan import pack_plan
+from aatc_cli.core.packing import pack_keys, pack_values
 from aatc_cli.core.press.choice import kept_count
 from aatc_cli.core.press.layout import PressLayout
 from aatc_cli.profiles import load_recipe

@@ -34,8 +34,8 @@ from aatc_cli.core.stored_chunk import StoredCode
 from aatc_cli.core.stored_layer import LayerCells, StoredLayer
 from aatc_cli.core.stored_rate import OVER, RateControl
 from aatc_cli.core.stored_stream import LayerStream, unpacked_streams
-from aatc_cli.core.tile_allocate import Units
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_options import Units
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.errors import AatcError
 from tests.core.test_stored_chunk import CHANNELS, DIM, HEADS, LAYERS, by_hand, chunk_of, maps_of

@@ -14,10 +14,11 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import DISTORTION
 from aatc_cli.core.received import received_by_head, received_far, received_near
 from aatc_cli.core.stats import LayerStats
-from aatc_cli.core.tile_allocate import Units, allocate_planes, spent_bits
+from aatc_cli.core.tile_allocate import allocate_planes, spent_bits
 from aatc_cli.core.tile_bytes import TileBytes, packed_bits, planes_of
 from aatc_cli.core.tile_classes import rows_of, tile_ranks
 from aatc_cli.core.tile_codec import TileCodec
+from aatc_cli.core.tile_options import Units
 from aatc_cli.core.tile_rule import TileRule, check_quotas, tile_lags
 from aatc_cli.core.tile_sizes import RANKS, TILE
 from aatc_cli.core.tile_tags import pack_classes, unpack_classes
@@ -273,12 +274,16 @@ def test_few_large_units_spend_what_they_may():
     """Heads of 256 whose energies fall at all speeds: a budget is not left over while a channel could be wider."""
     rng = np.random.default_rng(0)
     curve = np.array(DISTORTION[:9])
-    for _ in range(40):
+    # of forty draws those that a search by levels alone leaves most of, up to half
+    hard = {2, 3, 8, 14, 19, 30}
+    for draw in range(max(hard) + 1):
         pool = []
         for _side in range(2):
             decay, size = rng.uniform(2, 60, (9, 1)), 10 ** rng.uniform(-6, -1, (9, 1))
             energy = size * (np.exp(-np.arange(256) / decay) + 1e-4 * rng.random((9, 256)))
             pool.append(Units(energy, np.repeat([32, 16, 16], 3)))
+        if draw not in hard:
+            continue
         left = []
         for bits in (1.0, 1.5, 2.0):
             budget = round(bits * 64 * 512 * 3)

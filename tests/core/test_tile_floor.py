@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aatc_cli.core.tile_allocate import Ints, Units, allocate_planes, spent_bits
+from aatc_cli.core.tile_allocate import allocate_planes, spent_bits
 from aatc_cli.core.tile_floor import allocate_floored
+from aatc_cli.core.tile_options import Ints, Units
 from aatc_cli.errors import AatcError
 
 CURVE = np.array([1.0, 0.36, 0.12, 0.035, 0.0095, 0.0025, 0.00065, 0.00017, 0.00004])

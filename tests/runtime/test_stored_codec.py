@@ -158,7 +158,7 @@ def test_half_floats_of_the_kernel_are_torch_s():
     import numpy as np
     from numba import njit
 
-    from aatc_cli.runtime.kernels import host_chunks
+    from aatc_cli.runtime.kernels import host_floats
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4096, generator=generator) * torch.exp2(
@@ -176,10 +176,10 @@ def test_half_floats_of_the_kernel_are_torch_s():
         each(x.numpy(), out)
         return torch.from_numpy(out.view(np.int16))
 
-    assert torch.equal(written(host_chunks.half_of).view(torch.float16), x.clamp(-65504, 65504).half())
-    assert torch.equal(written(host_chunks.brain_of).view(torch.bfloat16), x.bfloat16())
+    assert torch.equal(written(host_floats.half_of).view(torch.float16), x.clamp(-65504, 65504).half())
+    assert torch.equal(written(host_floats.brain_of).view(torch.bfloat16), x.bfloat16())
     # what machines without the instruction do
-    by_hand = written(host_chunks.half_by_hand).view(torch.float16)
+    by_hand = written(host_floats.half_by_hand).view(torch.float16)
     inside = x.abs() <= 65504
     assert torch.equal(by_hand[inside], x[inside].half())
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from aatc_cli.core.layout import CacheLayout, SiteWidths, Widths, exact_slots, packed_tokens
+from aatc_cli.core.layout import CacheLayout, Widths, exact_slots, packed_tokens
 from aatc_cli.core.press.choice import kept_count, longest_share
+from aatc_cli.core.site_widths import SiteWidths
 
 SUM_BYTES = 4  # float32
 _MANY_BLOCKS = 1 << 16

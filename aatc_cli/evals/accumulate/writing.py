@@ -11,7 +11,8 @@ from torch import Tensor
 from aatc_cli.errors import AatcError
 from aatc_cli.evals.accumulate.decoding import Draw, Stretch, decoded, fed
 from aatc_cli.runtime.attach import plain
-from aatc_cli.runtime.in_place import InPlaceSteps, Lane, can_step
+from aatc_cli.runtime.in_place import InPlaceSteps
+from aatc_cli.runtime.lanes import Lane, can_step
 from aatc_cli.runtime.prefill import shared_prefill
 from aatc_cli.runtime.second_pass import Encode
 from aatc_cli.runtime.session import Session

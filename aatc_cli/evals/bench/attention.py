@@ -18,7 +18,7 @@ from aatc_cli.evals.bench.synthetic import random_tiles, synthetic_tables
 from aatc_cli.runtime.captured import captured
 from aatc_cli.runtime.fused.reference import decode_attention
 from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
-from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape, Tuning
+from aatc_cli.runtime.kernels.decode import DecodeCall, Decoder, DecodeShape, Tuning, Turns
 from aatc_cli.runtime.kernels.launch import on_hopper
 from aatc_cli.runtime.kernels.tables import LayerTables, fast_pairs
 
@@ -96,8 +96,7 @@ class FusedInputs:
     """
 
     caches: list[Tensor]
-    keys: Tensor
-    values: Tensor
+    rows: tuple[Tensor, Tensor]
     query: Tensor
     counters: tuple[Tensor, Tensor, Tensor]
     slot_angles: Tensor
@@ -162,30 +161,19 @@ class FusedBench:
     def measure(self, repeats: int, tuning: Tuning | None = None) -> tuple[Timing, float]:
         """Times of a call, and the relative error of the first sequence's output to the float64 twin."""
         decoder, given = self.decoder(tuning), self._inputs()
-        rows, single = self.tables.token_angles(self.frequencies), self.frequencies.to(torch.float32)
+        places, single = self.tables.token_angles(self.frequencies), self.frequencies.to(torch.float32)
+        turns = Turns(single, given.tile_angles, places, given.slot_angles)
         out = torch.empty_like(given.query)
 
         def call() -> int:
             for data in given.caches:
-                decoder(
-                    given.query,
-                    data,
-                    self.tables,
-                    single,
-                    given.tile_angles,
-                    rows,
-                    given.keys,
-                    given.values,
-                    given.slot_angles,
-                    *given.counters,
-                    out,
-                )
+                decoder(DecodeCall(given.query, data, self.tables, turns, given.rows, given.counters), out)
             return len(given.caches)
 
         call()
         expected = self._expected(given)
         error = float((out[:1] - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-        moved = self.batch * self.tiles * self.tables.tile_bytes + given.keys.nbytes + given.values.nbytes
+        moved = self.batch * self.tiles * self.tables.tile_bytes + sum(part.nbytes for part in given.rows)
         return Timing("fused", graph_seconds(call, repeats), moved), error
 
     def _inputs(self) -> FusedInputs:
@@ -199,7 +187,7 @@ class FusedBench:
             return torch.randn(self.batch, *shape, device=device, dtype=torch.bfloat16, generator=generator)
 
         slots = window.sinks + window.recent
-        keys, values = (normal(slots, self.geometry.channels) for _ in range(2))
+        rows = normal(slots, self.geometry.channels), normal(slots, self.geometry.channels)
         query = normal(self.geometry.heads, self.geometry.head_dim)
         tokens, tiles, hidden = (
             torch.full((self.batch,), value, dtype=torch.int32, device=device)
@@ -209,7 +197,7 @@ class FusedBench:
         positions = torch.arange(slots, device=device)
         positions[window.sinks + (index - window.sinks) % window.recent] = index
         angles = slot_angles(self.frequencies, positions), tile_angles(self.frequencies, window.sinks, most)
-        return FusedInputs(caches, keys, values, query, (tokens, tiles, hidden), *angles)
+        return FusedInputs(caches, rows, query, (tokens, tiles, hidden), *angles)
 
     def _expected(self, given: FusedInputs) -> Tensor:
         """What the twin gives for the first sequence of the last cache."""
@@ -218,9 +206,8 @@ class FusedBench:
             given.caches[-1][:1],
             self.tables.held(),
             self.frequencies,
-            given.keys[:1],
-            given.values[:1],
-            *(counter[:1] for counter in given.counters),
+            (given.rows[0][:1], given.rows[1][:1]),
+            (given.counters[0][:1], given.counters[1][:1], given.counters[2][:1]),
             sinks=self.window.sinks,
             scaling=self.geometry.head_dim**-0.5,
         )

@@ -41,20 +41,18 @@ def decode_attention(
     data: Tensor,
     tables: LayerTables,
     frequencies: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tokens: Tensor,
-    tiles: Tensor,
-    hidden: Tensor,
+    exact: tuple[Tensor, Tensor],
+    counters: tuple[Tensor, Tensor, Tensor],
     *,
     sinks: int,
     scaling: float,
 ) -> Tensor:
     """Attention of one rotated query per sequence [B, Hq, D] over sinks, tiles and window, in float64. -> [B, Hq, D].
 
-    keys, values [B, slots, H D]: exact tokens, keys before RoPE; slots are the sinks and then a ring.
+    data uint8 [B, max_tiles, tile_bytes]. exact: keys before RoPE and values [B, slots, H D] of exact tokens; slots are
+    the sinks and then a ring. counters int32 [B]: cached tokens, packed tiles, first visible token. scaling: of scores.
     """
-    heads = len(tables.keys)
+    heads, (keys, values), (tokens, tiles, hidden) = len(tables.keys), exact, counters
     out = []
     for row in range(query.shape[0]):
         total, packed = int(tokens[row]), TILE * int(tiles[row])

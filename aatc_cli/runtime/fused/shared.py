@@ -9,8 +9,7 @@ from aatc_cli.core.tiles import TILE
 from aatc_cli.runtime.fused.static import FusedStatic
 from aatc_cli.runtime.kernels.angles import slot_angles, tile_angles
 from aatc_cli.runtime.kernels.append import Appender
-from aatc_cli.runtime.kernels.decode import Decoder, DecodeShape
-from aatc_cli.runtime.kernels.tables import LayerTables
+from aatc_cli.runtime.kernels.decode import DecodeCall, Decoder, DecodeShape, Turns
 
 
 class FusedShared:
@@ -65,6 +64,15 @@ class FusedShared:
             if self.kernels is not None:
                 self.kernels = FusedKernels(self.form, self.batch, max_tiles)
 
+    @property
+    def counters(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Cached tokens, packed tiles and the first visible token of every sequence, int32 [B] each."""
+        return self.tokens, self.tiles, self.hidden
+
+    def turns(self, place: int) -> Turns:
+        """Angles for the layer at ``place``."""
+        return Turns(self.form.frequencies, self.tile_angles, self.token_angles[place], self.slot_angles)
+
     def _jump(self, tokens: int, packed: int) -> None:
         window, device = self.form.window, self.tokens.device
         self.count, self.packed = tokens, packed
@@ -105,6 +113,7 @@ class FusedKernels:
                 )
                 self.by_shape[kind] = Decoder(shape, form.dtype, device)
 
-    def decode(self, query: Tensor, data: Tensor, tables: LayerTables, *rest: Tensor) -> Tensor:
-        """Decode attention with the launch made for this layer's tile size."""
-        return self.by_shape[tables.tile_bytes, tables.key.steps, tables.key.kinds](query, data, tables, *rest)
+    def decode(self, call: DecodeCall, out: Tensor) -> Tensor:
+        """Decode attention into ``out`` with the launch made for this layer's tile size."""
+        tables = call.tables
+        return self.by_shape[tables.tile_bytes, tables.key.steps, tables.key.kinds](call, out)

@@ -18,6 +18,7 @@ from aatc_cli.core.tiles import TILE
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused.reference import decode_attention, head_vectors, unpack_tiles
 from aatc_cli.runtime.fused.shared import FusedShared
+from aatc_cli.runtime.kernels.decode import DecodeCall
 from aatc_cli.runtime.kernels.encode import tiles_of
 from aatc_cli.runtime.softmax import OnlineSoftmax
 from aatc_cli.runtime.store import LayerView, StoreParts
@@ -102,22 +103,9 @@ class FusedStore(StoreParts):
             out = self._attend_twin(newest).to(query.dtype)
         else:
             shared.turn(view.offset)
-            out = torch.empty_like(newest)
-            shared.kernels.decode(
-                newest,
-                self.data,
-                self.layer.tables,
-                shared.form.frequencies,
-                shared.tile_angles,
-                shared.token_angles[self.place],
-                self.keys,
-                self.values,
-                shared.slot_angles,
-                shared.tokens,
-                shared.tiles,
-                shared.hidden,
-                out,
-            )
+            tables, rows = self.layer.tables, (self.keys, self.values)
+            call = DecodeCall(newest, self.data, tables, shared.turns(self.place), rows, shared.counters)
+            out = shared.kernels.decode(call, torch.empty_like(newest))
         return out.unsqueeze(2)
 
     def drop(self, count: int) -> None:
@@ -171,11 +159,8 @@ class FusedStore(StoreParts):
             self.data,
             self.layer.tables,
             form.frequencies,
-            self.keys,
-            self.values,
-            shared.tokens,
-            shared.tiles,
-            shared.hidden,
+            (self.keys, self.values),
+            shared.counters,
             sinks=self.window.sinks,
             scaling=form.scaling,
         )

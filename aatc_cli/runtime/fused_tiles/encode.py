@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,14 +19,13 @@ from aatc_cli.core.codec import TransformCodec
 from aatc_cli.core.lloyd import Span, Tables
 from aatc_cli.core.scales import pack_scales, scale_grid
 from aatc_cli.core.tile_codec import TileCodec
-from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.core.tile_sizes import TILE
 from aatc_cli.models.adapter import debias
 from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
-from aatc_cli.runtime.tiles.layer import TileForm, TileLayer
+from aatc_cli.runtime.tiles.layer import TileLayer
 
 # tiles whose latents are there at once
 _AT_ONCE = 512
@@ -94,18 +94,12 @@ class EncodeTables:
 class FusedTileLayer(TileLayer):
     """The codecs of one layer whose tiles are records; on a GPU a kernel makes them, from ``tables``."""
 
-    def __init__(
-        self,
-        layer: int,
-        codecs: Mapping[Side, TileCodec],
-        biases: Mapping[Side, Tensor | None],
-        rule: TileRule,
-        heads: int,
-        held: TileForm,
-        tables: EncodeTables | None = None,
-    ) -> None:
-        super().__init__(layer, codecs, biases, rule, heads, held)
+    tables: EncodeTables | None = None
+
+    def by_kernel(self, tables: EncodeTables | None) -> Self:
+        """The same layer, whose tiles the kernel makes from now on if there are ``tables``."""
         self.tables = tables
+        return self
 
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""

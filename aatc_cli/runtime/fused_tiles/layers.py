@@ -41,7 +41,8 @@ def fused_layers(
     made = []
     for layer, pair, bias, held, packing in zip(layers, placed, near, records, encoding, strict=True):
         scaled = None if packing is None else packing.scaled(device)
-        made.append(FusedTileLayer(layer, pair, bias, held.rule, held.heads, held.on(pair), scaled))
+        whole = FusedTileLayer(layer, pair, bias, held.rule, held.heads, held.on(pair))
+        made.append(whole.by_kernel(scaled))
     return tuple(FusedTiles(layer, reading, order) for layer, reading in zip(made, decoding, strict=True))
 
 

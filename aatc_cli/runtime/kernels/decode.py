@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -132,6 +132,42 @@ class DecodeShape:
         return fixed + warps * (2 * self.stage_bytes + lots * (steps * 512 + 128))
 
 
+class Turns(NamedTuple):
+    """Angles of a launch: frequencies float32 [D / 2], and cos and sin of starts of tiles, places in a tile, and slots.
+
+    starts: `angles.tile_angles`; places: `LayerTables.token_angles`; slots: `angles.slot_angles` of the exact tokens.
+    """
+
+    frequencies: Tensor
+    starts: Tensor
+    places: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """What a call is given: rotated queries [B, Hq, D] and a cache uint8 [B, max_tiles, tile_bytes] with its tables.
+
+    rows: exact keys before RoPE and values [B, slots, H D]. counters int32 [B], on the device: cached tokens, packed
+    tiles, and first visible token of every sequence.
+    """
+
+    query: Tensor
+    data: Tensor
+    tables: LayerTables
+    turns: Turns
+    rows: tuple[Tensor, Tensor]
+    counters: tuple[Tensor, Tensor, Tensor]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors of a launch in the order of the kernel's signature, up to what it writes."""
+        t, turns = self.tables, self.turns
+        held = self.query, self.data, t.widths, t.offsets, *t.key.arguments
+        angles = turns.frequencies, turns.starts, turns.places
+        return *held, *angles, *self.rows, turns.slots, *self.counters, t.decode, t.value_offset
+
+
 class Decoder:
     """Fused decode attention of one layer shape; buffers for partial results are made once and reused."""
 
@@ -168,57 +204,12 @@ class Decoder:
         self._split.max_dynamic_shared_size_bytes = self.shared
         self._numbers = self._scalars()
 
-    def __call__(
-        self,
-        query: Tensor,
-        data: Tensor,
-        tables: LayerTables,
-        frequencies: Tensor,
-        tile_angles: Tensor,
-        token_angles: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slot_angles: Tensor,
-        tokens: Tensor,
-        tiles: Tensor,
-        hidden: Tensor,
-        out: Tensor,
-    ) -> Tensor:
-        """Attention of one rotated query per sequence, [B, Hq, D] -> ``out`` [B, Hq, D].
-
-        data uint8 [B, max_tiles, tile_bytes]; keys and values [B, slots, H D], keys before RoPE; tokens, tiles, hidden
-        int32 [B]: cached tokens, packed tiles, and first visible token of every sequence, on the device.
-        """
+    def __call__(self, call: DecodeCall, out: Tensor) -> Tensor:
+        """Attention of one rotated query per sequence -> ``out`` [B, Hq, D]."""
         s = self.shape
-        launch(
-            self._split,
-            (s.batch, s.kv_heads, self.programs),
-            self.tuning.warps * 32,
-            self._numbers,
-            (
-                query,
-                data,
-                tables.widths,
-                tables.offsets,
-                *tables.key.arguments,
-                frequencies,
-                tile_angles,
-                token_angles,
-                keys,
-                values,
-                slot_angles,
-                tokens,
-                tiles,
-                hidden,
-                tables.decode,
-                tables.value_offset,
-                self.arrivals,
-                self.part,
-                self.stat,
-                out,
-            ),
-            self.shared,
-        )
+        grid, threads = (s.batch, s.kv_heads, self.programs), self.tuning.warps * 32
+        tensors = (*call.inputs, self.arrivals, self.part, self.stat, out)
+        launch(self._split, grid, threads, self._numbers, tensors, self.shared)
         return out
 
     def _scalars(self) -> tuple[Any, ...]:

@@ -73,3 +73,20 @@ __device__ __forceinline__ void eight(float (&v)[8], const void* p, long long e)
   }
 #endif
 }
+
+// two neighbouring elements of a row as they lie, of which the first is even
+#if QTYPE == 2
+typedef float2 Pair;
+__device__ __forceinline__ float low_of(Pair v) { return v.x; }
+__device__ __forceinline__ float high_of(Pair v) { return v.y; }
+#else
+typedef u32 Pair;
+#if QTYPE == 1
+__device__ __forceinline__ float low_of(Pair v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_of(Pair v) { return __uint_as_float(v & 0xFFFF0000u); }
+#else
+__device__ __forceinline__ float low_of(Pair v) { return half_lo(v); }
+__device__ __forceinline__ float high_of(Pair v) { return half_hi(v); }
+#endif
+#endif
+__device__ __forceinline__ Pair pair_at(const void* p, long long e) { return ((const Pair*)p)[e / 2]; }

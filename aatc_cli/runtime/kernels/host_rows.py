@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from aatc_cli.runtime.kernels.host_chunks import HAS_HALF
+from aatc_cli.runtime.kernels.host_floats import HAS_HALF
 
 _OPTIONS = {"nogil": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
 _U = np.uint64

@@ -156,7 +156,7 @@ class TileShape:
         """Shared bytes of a program, as the kernel lays them out, with ``parts`` programs of a head."""
         walk, merge = self._walk_bytes(self._launch), self._merge_bytes(self.warps)
         wide = 2 * self.threads // self.dim
-        exact = ((1 + wide) * self.dim + self.slots) * self.group * 4
+        exact = ((1 + wide) * self.dim + 2 + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
         return max(walk, merge, exact, last)
 

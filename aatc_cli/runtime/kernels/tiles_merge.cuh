@@ -88,22 +88,38 @@ struct Last {
   void* out;
 };
 
-// what the query pays the tokens of the window at the distances that count; top and total [G] are those of all tokens
-__device__ __forceinline__ void pay(const Shape& s, const Last& x, const float* top, const float* total) {
-  const int h = blockIdx.y, b = blockIdx.x;
-  const Exact e = exact_tokens(s, x.tokens[b], x.tiles[b]);
-  for (int n = e.sinks + threadIdx.x; n < e.count; n += THREADS) {
-    const int lag = x.tokens[b] - 1 - e.token(s, n);
-    if (lag < s.first_lag || lag > s.last_lag) continue;
-    const long long at = (long long)(b * s.heads + h) * s.slots + e.slot(s, n);
-    float paid = 0.f;
-    for (int g = 0; g < G; g++) {
-      const float share = ex2(__ldcg(x.exact_scores + at * G + g) - top[g]) / total[g];
-      paid += share * share;
-    }
-    x.received[at] += paid;
+// what the query pays the tokens of the window at the distances that count, of which a thread's first is read before sums are known
+struct Paid {
+  Exact tokens;
+  int total;
+  float score[G], before;
+
+  __device__ __forceinline__ bool counts(const Shape& s, int n) const {
+    const int lag = total - 1 - tokens.token(s, n);
+    return n < tokens.count && lag >= s.first_lag && lag <= s.last_lag;
   }
-}
+  __device__ __forceinline__ long long at(const Shape& s, int n) const {
+    return (long long)(blockIdx.x * s.heads + blockIdx.y) * s.slots + tokens.slot(s, n);
+  }
+  __device__ __forceinline__ void read(const Shape& s, const Last& x, int n) {
+    if (!counts(s, n)) return;
+#pragma unroll
+    for (int g = 0; g < G; g++) score[g] = __ldcg(x.exact_scores + at(s, n) * G + g);
+    before = x.received[at(s, n)];
+  }
+  // top and total [G] are those of all tokens
+  __device__ __forceinline__ void pay(const Shape& s, const Last& x, const float* top, const float* whole) {
+    const int first = tokens.sinks + threadIdx.x;
+    for (int n = first; n < tokens.count; n += THREADS) {
+      if (n > first) read(s, x, n);
+      if (!counts(s, n)) continue;
+      float paid = 0.f;
+#pragma unroll
+      for (int g = 0; g < G; g++) { const float share = ex2(score[g] - top[g]) / whole[g]; paid += share * share; }
+      x.received[at(s, n)] = before + paid;
+    }
+  }
+};
 
 // after the partial result of this program is in part and stat: the last program of a head merges them all, decodes the summed latents once and
 // adds the exact parts, which come first
@@ -118,12 +134,17 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
   float* packed = total + G;              // [G] of those of tiles
   float* share = packed + G;              // [parts][G] what a part's sums count
   __shared__ int is_last;
-  __threadfence();
+  // what the program has written before the barrier is seen by who sees that it has arrived, and the other way round
   __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(x.arrivals + b * s.heads + h, 1) == parts - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(x.arrivals + b * s.heads + h, 1) == parts - 1;
+    __threadfence();
+  }
   __syncthreads();
   if (!is_last) return;
-  __threadfence();
+  Paid paid = {exact_tokens(s, x.tokens[b], x.tiles[b]), x.tokens[b]};
+  paid.read(s, x, paid.tokens.sinks + threadIdx.x);
   const long long row = (long long)(b * s.heads + h) * parts * G;
   // a thread has two dimensions and every group-th channel, the first of which are fetched before anything else is known
   constexpr int each = (D + groups - 1) / groups, ahead = each < 16 ? each : 16;
@@ -194,6 +215,6 @@ __device__ __forceinline__ void finish(const Shape& s, const Last& x, u8* smem) 
     // a sequence without tokens attends to nothing
     store(x.out, (long long)(b * s.heads + h) * G * D + i, total[g] == 0.f ? 0.f : v / total[g]);
   }
-  pay(s, x, top, total);
+  paid.pay(s, x, top, total);
   if (threadIdx.x == 0) x.arrivals[b * s.heads + h] = 0;
 }

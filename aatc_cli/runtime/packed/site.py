@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aatc_cli.core import Side, lloyd
+from aatc_cli.core import Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.packing import PackPlan, pack_keys, pack_plan, pack_values, unpack_aligned
+from aatc_cli.core.lloyd_levels import LLOYD_BITS, levels, uniform_step
+from aatc_cli.core.pack_plan import PackPlan, pack_plan
+from aatc_cli.core.packing import pack_keys, pack_values, unpack_aligned
 from aatc_cli.models.adapter import debias
 
 
@@ -133,12 +135,12 @@ class SiteCodec:
         """Latents over their gains of packed tokens, per head group [b, A_g, f', m] as `unpack_aligned` has them."""
         high, low = unpack_aligned(data, self.plan, self.side)
         found = []
-        for columns, levels in zip(self.columns, self._levels, strict=True):
+        for columns, runs in zip(self.columns, self._levels, strict=True):
             mine, wide = (high, low) if self.groups == 1 else _of_group(high, low, columns)
             latents = mine.to(self.dtype)
             if wide.shape[1]:
                 latents[:, : wide.shape[1]].add_(wide.to(self.dtype), alpha=1 / 256)
-            for run in levels:
+            for run in runs:
                 part = latents[:, run.start : run.stop]
                 if run.table is None:
                     part += run.constant
@@ -159,7 +161,7 @@ class SiteCodec:
             table, constant = None, 2.0 ** (7 - width)
             if self._tabled(width):
                 code = ((torch.arange(256) + 128) % 256 - 128) >> (8 - width)
-                table = lloyd.levels(width)[code + 2 ** (width - 1)].to(self.codec.variance)
+                table = levels(width)[code + 2 ** (width - 1)].to(self.codec.variance)
             found.append(_Levels(start, start + widths.count(width), table, constant))
         return found
 
@@ -168,13 +170,13 @@ class SiteCodec:
         widths: list[int] = self.plan.widths[columns].tolist()
         gains = []
         for width in widths:
-            step = 1.0 if self.codec.quantizer == "uniform-token-max" else lloyd.uniform_step(width)
+            step = 1.0 if self.codec.quantizer == "uniform-token-max" else uniform_step(width)
             gains.append(1.0 if self._tabled(width) else step * 2.0 ** (width - 8))
         return torch.tensor(gains, dtype=torch.float64).to(self.codec.scale)
 
     def _tabled(self, width: int) -> bool:
         """Whether the levels of a width are not evenly spaced."""
-        return self.codec.quantizer == "lloyd" and 1 < width <= lloyd.LLOYD_BITS
+        return self.codec.quantizer == "lloyd" and 1 < width <= LLOYD_BITS
 
 
 def _of_group(high: Tensor, low: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

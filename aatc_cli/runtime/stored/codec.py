@@ -10,11 +10,9 @@ that a checksum does not cover.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,44 +21,19 @@ from aatc_cli.artifacts.manifest import digest_of
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.config import Geometry
 from aatc_cli.core import SIDES, Side
-from aatc_cli.errors import AatcError, UsageError
-from aatc_cli.runtime.stored.code import Biases, ChunkCode, Rows, TileCode
-from aatc_cli.runtime.stored.header import (
-    NO_NAME,
-    VERSION,
-    ChunkError,
-    ChunkHeader,
-    aligned,
-    assemble,
-    head_bytes,
-    measured,
-)
-from aatc_cli.runtime.stored.order import STAND_INS, StandIn
+from aatc_cli.errors import UsageError
+from aatc_cli.runtime.stored.code import Biases, ChunkCode
+from aatc_cli.runtime.stored.header import NO_NAME, VERSION, ChunkHeader, aligned, assemble, head_bytes, measured
+from aatc_cli.runtime.stored.order import STAND_INS, StandIn, ranked_by
 from aatc_cli.runtime.stored.pages import CODES, TYPES, Pages, Scales
-from aatc_cli.runtime.stored.predicted_code import PredictedCode
+from aatc_cli.runtime.stored.plan_code import code_of
 from aatc_cli.runtime.stored.rotation import UNTURNED, Rotation, keys_off
+from aatc_cli.runtime.stored.runs import first_position, mapped
+from aatc_cli.runtime.stored.ways import Decode, Encode, Opener
 
 CHUNK = 256
-Found = TypeVar("Found")
 # of a chunk: whole tiles, at least one and at most four
 CHUNKS = (64, 128, 192, 256)
-# chunks, where the layers of each begin, positions of all tokens
-Decode = Callable[[Sequence[memoryview], Sequence[Sequence[int]], Tensor, torch.dtype, Scales | None], Pages]
-Encode = Callable[[Rows, Tensor, int], list[Tensor]]
-# threads that look after checksums of many chunks, and bytes below which one does
-_CHECKERS, _ALONE = 16, 1 << 23
-
-
-class Opener(Protocol):
-    """A way from pages to rows without rotation, of numbers of some types."""
-
-    def takes(self, dtype: torch.dtype) -> bool:
-        """Whether it reads numbers of this type."""
-        ...
-
-    def __call__(self, pages: Pages, places: Tensor) -> dict[Side, Tensor]:
-        """Rows [L, n, C] in float32 of pages at ``places``; raises `AatcError` for one that is not finite."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +74,7 @@ class StoredCodec:
         moved = [{side: None if bias is None else bias.to(device) for side, bias in one.items()} for one in held]
         return cls(
             geometry,
-            _code_of(plan, moved, device),
+            code_of(plan, moved, device),
             rotation if before else UNTURNED,
             bytes.fromhex(plan.digest),
             bytes.fromhex(digest_of([plan.model.config_hash, plan.model.weights_fingerprint])),
@@ -153,7 +126,7 @@ class StoredCodec:
         moved = Pages(pages.keys.to(self.device), pages.values.to(self.device))
         rows = self._rows(moved, places)
         sinks = self._sinks(first)
-        ranked = self._ranked(rows, received)
+        ranked = ranked_by(self.code, rows, received, STAND_INS[self.stand_in])
         # kept exact beside the tile: in it they must not take the place of a token that is not
         if sinks:
             for part in rows.values():
@@ -176,7 +149,7 @@ class StoredCodec:
             return assemble(header, parts)
 
         coded = self._coded(rows, ranked, first, count)
-        return _mapped(chunk, sum(len(part) for parts in coded for part in parts), range(count), coded)
+        return mapped(chunk, sum(len(part) for parts in coded for part in parts), range(count), coded)
 
     def _rows(self, pages: Pages, places: Tensor) -> dict[Side, Tensor]:
         """Rows of pages without rotation, which may be written to."""
@@ -226,7 +199,7 @@ class StoredCodec:
         views = [memoryview(data).cast("B") for data in chunks]
         firsts = [first + index * self.tokens for index in range(len(views))]
         asked = [None] * len(views) if names is None else list(names)
-        headers = _mapped(self.checked, sum(map(len, views)), views, firsts, asked)
+        headers = mapped(self.checked, sum(map(len, views)), views, firsts, asked)
         starts = [header.starts for header in headers]
         places = torch.arange(first, first + len(views) * self.tokens, device=self.device)
         if self.fast is not None:
@@ -245,29 +218,12 @@ class StoredCodec:
     def checked(self, view: memoryview, first: int, name: bytes | None = None) -> ChunkHeader:
         """The head of a chunk that this codec can decode at position ``first``; raises `ChunkError`."""
         header = ChunkHeader.read(view)
-        pairs: tuple[tuple[str, bytes | int, bytes | int], ...] = (
-            ("plan", header.plan, self.plan),
-            ("model", header.model, self.model),
-            ("name", header.name, header.name if name is None else name),
-            ("length", header.tokens, self.tokens),
-            ("position", header.first, first),
-            ("number of sinks", header.sinks, self._sinks(first)),
+        header.require(
+            plan=self.plan, model=self.model, name=name, tokens=self.tokens, first=first, sinks=self._sinks(first)
         )
-        for what, found, wanted in pairs:
-            if found != wanted:
-                shown = f": {found:d}, not {wanted:d}" if isinstance(found, int) and isinstance(wanted, int) else ""
-                raise ChunkError(f"a stored chunk is of another {what}{shown}", "compute its tokens again")
-        sizes = self.code.sizes(self.tokens)
-        lengths = [length for length, _ in header.parts]
-        exact = 2 * header.sinks * self.geometry.layers * self.geometry.channels
-        kind = TYPES.get(header.dtype)
-        if (
-            kind is None
-            or len(lengths) != self.geometry.layers + 1
-            or lengths[0] != exact * kind.itemsize
-            or (sizes is not None and lengths[1:] != sizes)
-        ):
-            raise ChunkError("a stored chunk has parts of another size than its plan", "compute its tokens again")
+        kind, exact = TYPES.get(header.dtype), 2 * header.sinks * self.geometry.layers * self.geometry.channels
+        sinks = None if kind is None else exact * kind.itemsize
+        header.require_sizes(self.geometry.layers, sinks, self.code.sizes(self.tokens))
         header.require_parts(view)
         return header
 
@@ -279,57 +235,5 @@ class StoredCodec:
         keys = self.rotation.put_on(torch.unflatten(rows["k"], -1, (self.geometry.kv_heads, -1)), places)
         return Pages.of_rows({"k": keys.flatten(2), "v": rows["v"]}, self.geometry.kv_heads, dtype, self.scales)
 
-    def _ranked(self, rows: Mapping[Side, Tensor], received: Tensor | None) -> Tensor:
-        """What the tokens are ranked by: [L, orders, n]."""
-        layers, orders, tokens = self.geometry.layers, self.code.orders, rows["k"].shape[1]
-        if not orders:
-            return torch.zeros(layers, 1, tokens, device=self.device)
-        if received is None:
-            found = [
-                STAND_INS[self.stand_in](layer, {side: rows[side][layer.layer] for side in SIDES})
-                for layer in self.code.layers
-            ]
-            return torch.stack(found).clone()
-        if tuple(received.shape) != (layers, orders, tokens):
-            raise AatcError(
-                f"attention received is {list(received.shape)}, a chunk has {[layers, orders, tokens]}",
-                "give it for every layer, order and token, or leave it out",
-            )
-        return received.to(self.device, torch.float32, copy=True)
-
     def _sinks(self, first: int) -> int:
         return min(max(self.sinks - first, 0), self.tokens)
-
-
-def _code_of(plan: Plan, biases: Biases, device: str) -> ChunkCode:
-    """The code of a plan's chunks: layer by layer where layers are predicted, else tiles."""
-    if not plan.recipe.choices.prediction.predicts:
-        return TileCode.of(plan.codecs(device), biases, plan.geometry.kv_heads)
-    codecs = plan.simulated_codecs(device)
-    return PredictedCode([layer["k"] for layer in codecs], biases, plan.geometry.kv_heads)
-
-
-def _mapped(work: Callable[..., Found], nbytes: int, *arguments: Iterable[Any]) -> list[Found]:
-    """What ``work`` gives for every chunk; many at once where there is much to read.
-
-    Checksums are taken and bytes copied without the interpreter's lock.
-    """
-    if nbytes < _ALONE:
-        return list(map(work, *arguments))
-    with ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as pool:
-        return list(pool.map(work, *arguments))
-
-
-def first_position(positions: Tensor | int, tokens: int) -> int:
-    """The first of ``tokens`` positions; raises `AatcError` unless they follow one another."""
-    if isinstance(positions, int):
-        first = positions
-    else:
-        if positions.dim() != 1 or positions.numel() != tokens:
-            raise AatcError(f"a chunk has {tokens} positions, not {list(positions.shape)}", "give whole chunks")
-        first = int(positions[0])
-        if not torch.equal(positions.cpu().to(torch.int64), first + torch.arange(tokens)):
-            raise AatcError("the positions of a chunk do not follow one another", "give neighbouring tokens")
-    if not 0 <= first < 1 << 62:
-        raise AatcError(f"{first} is no position", "count positions from 0")
-    return first

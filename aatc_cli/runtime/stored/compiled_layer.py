@@ -19,7 +19,8 @@ from aatc_cli.core.cell_code import LOUDNESS_STEPS
 from aatc_cli.core.layer_products import HELD, LayerProducts
 from aatc_cli.core.stepped_tables import MODELS, SYMBOLS, WIDEST, code_lengths, levels, most, step
 from aatc_cli.core.stored_layer import StoredLayer
-from aatc_cli.core.stored_stream import PLAIN, LayerStream, Parsed
+from aatc_cli.core.stored_runs import PLAIN
+from aatc_cli.core.stored_stream import LayerStream, Parsed
 from aatc_cli.core.tile_classes import rows_of
 from aatc_cli.errors import AatcError
 

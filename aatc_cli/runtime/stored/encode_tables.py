@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aatc_cli.core import Side
 from aatc_cli.core.codec import TransformCodec
-from aatc_cli.core.lloyd import LLOYD_BITS, levels, uniform_step
+from aatc_cli.core.lloyd_levels import LLOYD_BITS, levels, uniform_step
 from aatc_cli.core.tile_bytes import DIGITS
 from aatc_cli.core.tile_packing import SidePacking, TilePacking
 from aatc_cli.errors import AatcError

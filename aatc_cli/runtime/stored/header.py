@@ -102,6 +102,31 @@ class ChunkHeader:
             raise damaged(f"it has {len(data)} of {found.starts[-1]} bytes")
         return found
 
+    def require(self, *, plan: bytes, model: bytes, name: bytes | None, tokens: int, first: int, sinks: int) -> None:
+        """Raise `ChunkError` naming the first of these that differs; a ``name`` of None is any."""
+        pairs: tuple[tuple[str, bytes | int, bytes | int], ...] = (
+            ("plan", self.plan, plan),
+            ("model", self.model, model),
+            ("name", self.name, self.name if name is None else name),
+            ("length", self.tokens, tokens),
+            ("position", self.first, first),
+            ("number of sinks", self.sinks, sinks),
+        )
+        for what, found, wanted in pairs:
+            if found != wanted:
+                shown = f": {found:d}, not {wanted:d}" if isinstance(found, int) and isinstance(wanted, int) else ""
+                raise ChunkError(f"a stored chunk is of another {what}{shown}", "compute its tokens again")
+
+    def require_sizes(self, layers: int, sinks: int | None, sizes: list[int] | None) -> None:
+        """Raise `ChunkError` unless there are parts of ``layers`` layers, with these bytes of sinks and of every layer.
+
+        sinks of None: of numbers of no known type, which is wrong. sizes of None: of a code of variable rate.
+        """
+        lengths = [length for length, _ in self.parts]
+        known = len(lengths) == layers + 1 and lengths[0] == sinks
+        if not known or (sizes is not None and lengths[1:] != sizes):
+            raise ChunkError("a stored chunk has parts of another size than its plan", "compute its tokens again")
+
     def require_parts(self, data: memoryview) -> None:
         """Raise `ChunkError` naming the first part that does not match its checksum."""
         for index, (start, (length, crc)) in enumerate(zip(self.starts[:-1], self.parts, strict=True)):

@@ -7,18 +7,19 @@ of it is a higher class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from aatc_cli.core import SIDES, Side
+from aatc_cli.core import SIDES
+from aatc_cli.errors import AatcError
 from aatc_cli.models.adapter import debias
+from aatc_cli.runtime.stored.code import ChunkCode, Rows
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 StandIn = Literal["energy", "key-norm", "value-norm", "place"]
-Rows = Mapping[Side, Tensor]
 
 
 def energy(layer: TileLayer, rows: Rows) -> Tensor:
@@ -49,12 +50,28 @@ def place(layer: TileLayer, rows: Rows) -> Tensor:
     return torch.arange(count, device=layer.device).expand(layer.rule.orders(layer.heads), count).to(torch.float32)
 
 
-STAND_INS: dict[StandIn, Callable[[TileLayer, Rows], Tensor]] = {
-    "energy": energy,
-    "key-norm": key_norm,
-    "value-norm": value_norm,
-    "place": place,
-}
+Ranking = Callable[[TileLayer, Rows], Tensor]
+STAND_INS: dict[StandIn, Ranking] = {"energy": energy, "key-norm": key_norm, "value-norm": value_norm, "place": place}
+
+
+def ranked_by(code: ChunkCode, rows: Rows, received: Tensor | None, stand_in: Ranking) -> Tensor:
+    """What the tokens of a chunk are ranked by: [L, orders, n], which may be written to.
+
+    rows [L, n, C] of both sides. received [L, orders, n]: attention that they received, in place of the stand-in.
+    Raises `AatcError` for attention of another shape.
+    """
+    (layers, tokens), device = rows["k"].shape[:2], rows["k"].device
+    if not code.orders:
+        return torch.zeros(layers, 1, tokens, device=device)
+    if received is None:
+        found = [stand_in(layer, {side: rows[side][layer.layer] for side in SIDES}) for layer in code.layers]
+        return torch.stack(found).clone()
+    if tuple(received.shape) != (layers, code.orders, tokens):
+        raise AatcError(
+            f"attention received is {list(received.shape)}, a chunk has {[layers, code.orders, tokens]}",
+            "give it for every layer, order and token, or leave it out",
+        )
+    return received.to(device, torch.float32, copy=True)
 
 
 def _by_order(x: Tensor, layer: TileLayer) -> Tensor:

@@ -168,6 +168,10 @@ static void arrived(u32 at, int parity) { while ((barrier_at(at).phase & 1) == p
 static float element(const void* p, long long e) { return ((const float*)p)[e]; }
 static void store(void* p, long long e, float v) { ((float*)p)[e] = v; }
 static void eight(float (&v)[8], const void* p, long long e) { memcpy(v, (const float*)p + e, sizeof v); }
+typedef float2 Pair;
+static float low_of(Pair v) { return v.x; }
+static float high_of(Pair v) { return v.y; }
+static Pair pair_at(const void* p, long long e) { return ((const Pair*)p)[e / 2]; }
 
 static void (*body)();
 static void enter() { body(); fibers[current].done = true; yield(); }

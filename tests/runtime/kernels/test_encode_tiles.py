@@ -114,7 +114,7 @@ def test_tiles_by_the_kernel_are_those_of_torch(
     codecs = codecs_of(dim, heads, quantizer, rule)
     held = RecordTiles(codecs, rule, heads)
     given: Any = (0, codecs, {"k": None, "v": None}, rule, heads, held)
-    layers = TileLayer(*given), FusedTileLayer(*given, EncodeTables.of(held))
+    layers = TileLayer(*given), FusedTileLayer(*given).by_kernel(EncodeTables.of(held))
     monkeypatch.setattr(encode, "TileEncoder", lambda size, device: emulated)
     generator = torch.Generator().manual_seed(5)
     rows: Any = {side: torch.randn(1, 128, heads * dim, generator=generator) for side in SIDES}
