@@ -105,7 +105,9 @@ class DecodeShape:
         merge = warps * self.group * self.dim * 4 + warps * lots * 48
         # the last program of a head has the parts of at most all programs there can be
         last = self._pair_sums(warps) + (_MOST_PARTS + 2) * self.group * 4
-        return max(main, merge, self._exact_bytes(warps), last)
+        # barriers of Hopper, of every warp, every group and the tables, lie in front of all else
+        barriers = -(-(2 * warps + warps // 4 + 1) * 8 // 128) * 128 if self.steps else 0
+        return barriers + max(main, merge, self._exact_bytes(warps), last)
 
     def _grouped_bytes(self, warps: int, lots: int) -> int:
         """Of decode_sm90.cu: tables, what groups of four warps share, and a record for each warp."""
@@ -114,7 +116,7 @@ class DecodeShape:
         fixed += pairs * 4 + 8 * lots * (self.dim + 8) * 4
         group = 512 * self.steps * (self.fast + (lots if slow else 0)) + lots * 256 * (3 * self.fast + 2 * slow)
         held = max(warps * self.stage_bytes, self._exact_bytes(warps))
-        return fixed + 16 + warps // 4 * (group + 8) + warps * 16 + held
+        return fixed + warps // 4 * group + held
 
     def _exact_bytes(self, warps: int) -> int:
         """Of sinks and window: queries, sums of groups of tokens, slots and scores."""

@@ -12,6 +12,7 @@
 #define LOTS ((J + 3) / 4)   // of them a warp's own to turn
 #define CORES ((JF + (JS > 0 ? HT : 0)) * 512)  // bytes of the matrix a step
 #define ROW (D + 8)       // floats from one query to the next, so that neighbours lie in other banks
+#define BARRIERS (((2 * NW + NW / 4 + 1) * 8 + 127) / 128 * 128)  // bytes of barriers, in front of all other shared memory
 #define GROUP_BYTES (KS * CORES + 3 * HT * JF * 256 + 2 * HT * JS * 256)
 #define SIXTEEN 0x4C004C00u    // a pair of float16
 #define TINY 0x1C001C00u       // 1 / 256
@@ -111,24 +112,26 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
              const float* slot_angles, const int* tokens, const int* tiles, const int* hidden, const u32* decode, const float* value_offset,
              int* arrivals, float* part, float* stat, void* out) {
   SHAPE;
+  // barriers, of warps [NW][2], of groups, and one of the tables, have memory of their own until the end
   extern __shared__ __align__(128) u8 smem[];
+  unsigned long long* barriers = (unsigned long long*)smem;
+  u8* const room = smem + BARRIERS;
   // sinks and window have short programs of their own, or are shared out among the programs that walk tiles
   const bool inside = gridDim.z == s.splits;
   if (!inside && blockIdx.z < s.exact) {
-    exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, smem);
-    finish(s, part, stat, decode, value_offset, arrivals, out, smem);
+    exact_part(s, blockIdx.z, q, keys, values, slot_angles, tokens, tiles, hidden, part, stat, room);
+    finish(s, part, stat, decode, value_offset, arrivals, out, room);
     return;
   }
   const int h = blockIdx.y, b = blockIdx.x, lane = threadIdx.x % 32, threads = NW * 32;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
-  u8* groups = smem;                                     // [NW / 4][GROUP_BYTES]
+  u8* groups = room;                                     // [NW / 4][GROUP_BYTES]
   uint4* wide = (uint4*)(groups + NW / 4 * GROUP_BYTES); // [J + 1][JS][32], the last block the sum of the offsets
   uint2* rot = (uint2*)(wide + (J + 1) * JS * 32);       // [16][JF][32]
   int4* planes = (int4*)(rot + 16 * JF * 32);
   float* turn = (float*)(planes + 2 * KS);               // angle per 64 tokens
   float* query = turn + D / 2;                           // [4 HT][2][ROW], zero above G, each followed by itself turned back by a token
-  unsigned long long* barriers = (unsigned long long*)(query + 8 * HT * ROW);  // [NW][2], of groups, and one of the tables
-  u8* stages = (u8*)(barriers + NW * 2 + NW / 4 + 1 + (NW / 4 + 1) % 2);
+  u8* stages = (u8*)(query + 8 * HT * ROW);
   const int group = warp / 4, split = blockIdx.z - (inside ? 0 : s.exact), count = tiles[b];
   const int from = (int)((long long)count * split / s.splits), length = (int)((long long)count * (split + 1) / s.splits) - from;
   const int first = length * group / (NW / 4);
@@ -200,6 +203,6 @@ decode_split(SHAPE_ARGUMENTS, const void* q, const u8* data, const int* widths, 
     WALK(0) WALK(1) WALK(2) WALK(3) WALK(4) WALK(5) WALK(6) WALK(7) WALK(8) WALK(9) WALK(10) WALK(11) WALK(12) WALK(13) WALK(14)
     WALK(15) WALK(16) WALK(17) WALK(18) WALK(19) WALK(20)
   }
-  merge_warps(s, sums, mref, l, lv, smem, part, stat, split);
-  finish(s, part, stat, decode, value_offset, arrivals, out, smem);
+  merge_warps(s, sums, mref, l, lv, room, part, stat, split);
+  finish(s, part, stat, decode, value_offset, arrivals, out, room);
 }

@@ -119,7 +119,8 @@ class TileShape:
         most = 16 if registers + 4 * lots <= 144 else 12 if registers + 4 * lots <= 190 else 8
         for found in _LAUNCHES:
             held = registers + 8 * lots <= _PAIR_REGISTERS if found.records > 1 else found.warps <= most
-            if held and max(self._walk_bytes(found), self._merge_bytes(found.warps)) <= SHARED_OF_PROGRAM:
+            room = SHARED_OF_PROGRAM - _barrier_bytes(found.warps)
+            if held and max(self._walk_bytes(found), self._merge_bytes(found.warps)) <= room:
                 return found
         return _LAUNCHES[-1]
 
@@ -158,15 +159,15 @@ class TileShape:
         wide = 2 * self.threads // self.dim
         exact = ((1 + wide) * self.dim + 2 + self.slots) * self.group * 4
         last = ((2 + wide) * self.dim + 3 + parts) * self.group * 4
-        return max(walk, merge, exact, last)
+        return _barrier_bytes(self.warps) + max(walk, merge, exact, last)
 
     def _walk_bytes(self, launch: Launch) -> int:
-        """Shared bytes of a program that walks tiles."""
+        """Shared bytes of a program that walks tiles, beside those of its barriers."""
         lots = self.dim // 16
         operands = lots if self.group <= 4 else -(-self.group // 8) * (2 * lots - self.fast)
         walk = self.steps.matrix * self.dim * 32 + 256 * operands
         walk += 64 * _SPAN * -(-self.fast // 2) * 64 if launch.near_turns else 0
-        walk += 1024 + self.dim * 2 + (_MOST_PLACES * launch.warps + 2) * 8
+        walk += 1024 + self.dim * 2
         walk += 256 * launch.warps * operands if self.group > 4 else 0
         # words of digits that are not there are read too
         return walk + launch.warps * (launch.places * self.stage_bytes + 2 * lots * 32) + self.steps.beyond
@@ -213,6 +214,11 @@ class TileShape:
     def parts(self, chunk: int) -> int:
         """Programs of a head of one sequence."""
         return self.exact + self.classes * -(-self.max_tiles // chunk)
+
+
+def _barrier_bytes(warps: int) -> int:
+    """Shared bytes of barriers, which nothing else may lie over."""
+    return -(-(_MOST_PLACES * warps + 2) * 8 // 128) * 128
 
 
 def _numbered(forms: Sequence[tuple[int, int, int]]) -> str:

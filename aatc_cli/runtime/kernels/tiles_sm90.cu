@@ -27,6 +27,7 @@
 #define MATRIX_FORM (16ull << 32)  // of its descriptor
 #define TURN_ROW ((FAST + 1) / 2 * 4)  // of places: two lots together
 #define TURNS (NEAR_TURNS ? 64 * SPAN * TURN_ROW : 0)  // in shared memory
+#define BARRIERS (((MOST * NW + 2) * 8 + 127) / 128 * 128)  // bytes of barriers, of every warp and one of the tables, in front of all other shared memory
 #define HEADER 48             // places, key scales and value scales of a record
 #define MOVE 4.f              // powers of two above the reference of the weights before it is moved
 
@@ -48,12 +49,14 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
              const void* keys, const void* values, const int* tokens, const int* tiles, const u32* decode, const float* value_bias, int* arrivals,
              float* part, float* stat, float* exact_scores, float* received, void* out) {
   TILE_SHAPE;
+  // barriers have memory of their own until the end: where others write to it what a barrier was comes back at times, in place of what was written
   extern __shared__ __align__(128) u8 smem[];
+  u8* const room = smem + BARRIERS;
   const int h = blockIdx.y, b = blockIdx.x, lane = lane_of();
   const Last last = {part, stat, decode, value_bias, arrivals, exact_scores, received, tokens, tiles, out};
   // programs of exact tokens are short and come last
   const int walking = gridDim.z - s.exact;
-  if (blockIdx.z >= walking) exact_part(s, blockIdx.z - walking, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, smem);
+  if (blockIdx.z >= walking) exact_part(s, blockIdx.z - walking, q, keys, values, start_angles, place_angles, tokens, tiles, part, stat, exact_scores, room);
   else do {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same in all lanes, which the compiler should know
     const int piece = blockIdx.z, k = piece % s.classes, from = piece / s.classes * s.chunk, which = h * s.classes + k;
@@ -67,12 +70,12 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       empty_part(s, s.exact + piece, stat);
       break;
     }
-    uint4* near_turns = (uint4*)(smem + KM * STEP_BYTES);  // [64 SPAN][TURN_ROW] where there is room for them
+    uint4* near_turns = (uint4*)(room + KM * STEP_BYTES);  // [64 SPAN][TURN_ROW] where there is room for them
     uint2* queries = (uint2*)(near_turns + TURNS);         // [OT][OPERANDS][32]
     float* scales = (float*)(queries + QUERIES);           // [256]
     u32* bias = (u32*)(scales + 256);                      // [D / 2]
-    unsigned long long* barriers = (unsigned long long*)(bias + D / 2);  // [NW][MOST], and one of the tables; then one for alignment
-    uint2* own = (uint2*)(barriers + MOST * NW + 2);       // [NW][OT][OPERANDS][32] where they are not in registers
+    unsigned long long* barriers = (unsigned long long*)smem;  // [NW][MOST], and one of the tables
+    uint2* own = (uint2*)(bias + D / 2);                   // [NW][OT][OPERANDS][32] where they are not in registers
     u8* stages = (u8*)(own + (PAIRED ? 0 : NW * QUERIES));
     const u32 tables_here = address(barriers + MOST * NW), mine = address(barriers + MOST * warp);
     // two turns, and the records of as many tiles as there is room for
@@ -97,7 +100,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       if (threadIdx.x == 0) {
         const int size = c.matrix * STEP_BYTES;
         expect(tables_here, size + TURNS * 16);
-        if (size) bulk(address(smem), matrices + (long long)which * KM * STEP, size, tables_here);
+        if (size) bulk(address(room), matrices + (long long)which * KM * STEP, size, tables_here);
         if (TURNS) bulk(address(near_turns), place_turns, TURNS * 16, tables_here);
       }
     }
@@ -111,7 +114,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
     for (int i = threadIdx.x; BIAS && i < D / 2; i += THREADS) bias[i] = key_bias[which * (D / 2) + i];
     __syncthreads();
     arrived(tables_here, 0);
-    const Walk w = {(u32)descriptor_of(address(smem)), queries, TURNS ? near_turns : place_turns, scales, bias, {(u32)here(0x0C0C0C0C), (u32)here(0x0F0F0F0F)}};
+    const Walk w = {(u32)descriptor_of(address(room)), queries, TURNS ? near_turns : place_turns, scales, bias, {(u32)here(0x0C0C0C0C), (u32)here(0x0F0F0F0F)}};
     Sums sums;
     clear(sums);
     by_place<0, KeyForms::count>(c.form, [&](auto which_form) INLINED {
@@ -166,7 +169,7 @@ attend_tiles(TILE_ARGUMENTS, const void* q, const u8* pool, const int* pages, co
       }
       if (RECORDS == 1) found[0].take(sums, 0, 1);
     });
-    merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, smem, part, stat, s.exact + piece);
+    merge_warps(s, sums, digit_slots + which * D, digit_weights + which * D, offsets + which * D, room, part, stat, s.exact + piece);
   } while (false);
-  finish(s, last, smem);
+  finish(s, last, room);
 }

@@ -1,6 +1,7 @@
 // Enough of CUDA to run a kernel of up to four warpgroups a program on a CPU: lanes are fibers, and what they do together is a meeting of them.
 // Programs run one after another. Half precision is _Float16; products add in float32 and, of warpgroups, round to half a step at a time.
 
+#include <map>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -155,13 +156,20 @@ template <int ADD, int N> static void wgmma(u32 (&d)[N], const u32 (&a)[4], unsi
 }
 struct Barrier { short phase, arrived; int bytes; };
 static Barrier& barrier_at(u32 at) { return *(Barrier*)(smem + at); }
-static void settle(Barrier& b) { if (b.arrived && !b.bytes) { b.phase++; b.arrived = 0; } }
-static void make_barrier(u32 at, int) { barrier_at(at) = {0, 0, 0}; }
-static void expect(u32 at, int size) { barrier_at(at).arrived = 1; barrier_at(at).bytes += size; settle(barrier_at(at)); }
+// barriers of a program as they should be: a program may write nothing else over them, from their making to its end
+static std::map<u32, Barrier> made;
+static int written_over;
+static void settle(u32 at) { Barrier& b = barrier_at(at); if (b.arrived && !b.bytes) { b.phase++; b.arrived = 0; } made[at] = b; }
+static void make_barrier(u32 at, int) { barrier_at(at) = {0, 0, 0}; settle(at); }
+static void expect(u32 at, int size) { barrier_at(at).arrived = 1; barrier_at(at).bytes += size; settle(at); }
+static void count_written_over() {
+  for (const auto& [at, b] : made) written_over += memcmp(&b, smem + at, sizeof b) != 0;
+  made.clear();
+}
 static void bulk(u32 to, const void* from, int size, u32 at) {
   if (to % 16 || (uintptr_t)from % 16 || size % 16 || to + size > SHARED) { fprintf(stderr, "a bulk copy of %d to %u\n", size, to); abort(); }
   memcpy(smem + to, from, size);
-  barrier_at(at).bytes -= size; settle(barrier_at(at));
+  barrier_at(at).bytes -= size; settle(at);
 }
 static void arrived(u32 at, int parity) { while ((barrier_at(at).phase & 1) == parity) yield(); }
 
@@ -193,5 +201,6 @@ static void run_grid(int x, int y, int z, void (*kernel)()) {
       for (current = 0; current < LANES; current++)
         if (!fibers[current].done) { swapcontext(&scheduler, &fibers[current].context); left_over |= !fibers[current].done; }
     }
+    count_written_over();
   }
 }

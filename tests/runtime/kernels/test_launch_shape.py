@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from aatc_cli.core.tiles import SCALE_BYTES, block_bytes
+from aatc_cli.runtime.kernels import launch
 from aatc_cli.runtime.kernels.decode import DecodeShape, Tuning
 from aatc_cli.runtime.kernels.planes import KeyPlanes
 
@@ -60,3 +63,15 @@ def test_exact_tokens_are_programs_of_their_own_only_where_there_is_room() -> No
     assert shares(replace(LLAMA, batch=1, max_tiles=2046)) == (16, 16, True)
     # the kernel for older devices has no such programs
     assert shares(replace(LLAMA, steps=0))[1:] == (1, False)
+
+
+@pytest.mark.parametrize("source", ["tiles_sm90.cu", "decode_sm90.cu"])
+def test_barriers_share_their_memory_with_nothing(source: str) -> None:
+    """What a barrier was may come back where a program writes other things over it: all else lies behind them."""
+    text = (Path(launch.__file__).parent / source).read_text(encoding="utf-8")
+    found = sorted(line.split("//")[0].strip() for line in text.splitlines() if re.search(r"\bsmem\b", line))
+    assert found == [
+        "extern __shared__ __align__(128) u8 smem[];",
+        "u8* const room = smem + BARRIERS;",
+        "unsigned long long* barriers = (unsigned long long*)smem;",
+    ]
