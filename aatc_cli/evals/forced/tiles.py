@@ -3,8 +3,8 @@
 The class of a token depends on what it received from queries that themselves read tiles packed before. So each layer
 goes through its queries in the order of decoding, a tile at a time: between two tiles that leave all queries read the
 same packed tokens, and when a tile leaves the window every query that counts for its tokens has been seen. What every
-class would give back for a token is known before, for all tokens at once, so that in between tokens are only chosen; but
-what leaves when a prompt ends is coded for the class it is of alone.
+class would give back for a token is known before, for all tokens at once, so that in between tokens are only chosen.
+What leaves when a prompt ends is coded for the class it is of alone.
 """
 
 from __future__ import annotations
