@@ -246,6 +246,9 @@ class Engine:
     def __init__(self):
         self.log, self.caches = [], []
 
+    def warm_up(self):
+        self.log.append(("warm up", [cache.numel() for cache in self.caches]))
+
     def idle(self, batch, blocks):
         self.log.append(("idle", batch))
         return "idle"
@@ -335,7 +338,7 @@ def test_steps_begin_once_for_all_layers(serving):
     # in the order of the model
     assert [cache.numel() for cache in engine.caches] == [1, 2]
     assert builders[0].build_for_cudagraph_capture(given) == "idle"
-    assert engine.log[-1] == ("idle", 3)
+    assert engine.log[-2:] == [("warm up", [1, 2]), ("idle", 3)]
 
 
 def test_a_warm_up_is_a_step_of_nobody(serving):
