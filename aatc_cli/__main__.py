@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import _thread
-import io
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import FrameType
+
+from aatc_cli.streams import OutputError, guarded_streams, open_streams
 
 _INTERRUPTED = 130
 # distributions that are not called as the packages in them
@@ -17,7 +19,7 @@ _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 def main() -> None:
     """Run ``aatc``. Exit codes: 0 done, 1 failed or check differs, 2 usage, 130 interrupted."""
-    if not _open_streams():
+    if not open_streams():
         _complain("the standard output is closed, and what a command finds goes there", "end it with > /dev/null")
         sys.exit(1)
     interrupts: list[int] = []
@@ -50,6 +52,10 @@ def main() -> None:
     except MemoryError:
         _complain("the memory of this process is used up", "close other programs, raise its limit, or ask for less")
         code = 1
+    except OutputError as error:
+        problem = f"the standard output cannot be written: {error.strerror or error}"
+        _complain(problem, "send it elsewhere, or make room there; what the command made is in its place")
+        code = 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror or error}{where}", "check the path, its permissions and the space left on the disk")
@@ -68,20 +74,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _open_streams() -> bool:
-    """Whether there is a standard output. Each closed stream gets a place, lest a file of ours be opened as one."""
-    there = sys.stdout is not None
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # the lowest number that is free, which is this one
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    return there
-
-
 def _run(interrupts: list[int]) -> int:
     """Run the command line; its exit code, with what the user can act on said unless it came of an interrupt."""
     if not sys.stderr.isatty():
@@ -94,14 +86,9 @@ def _run(interrupts: list[int]) -> int:
 
     # what the option parser raises for a wrong command line; typer brings a parser of its own and does not name it
     parser_error: type[Exception] = typer.BadParameter.__mro__[1]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # a character that the terminal's encoding lacks is shown as its escape, not as a traceback
-            stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(prog_name="aatc", standalone_mode=False)
-        # flushed here, so that a full disk or a closed pipe is reported and not met at interpreter exit
-        sys.stdout.flush()
+        with guarded_streams():
+            code = app(prog_name="aatc", standalone_mode=False)
     except AatcError as error:
         if interrupts:
             return _INTERRUPTED
@@ -110,7 +97,8 @@ def _run(interrupts: list[int]) -> int:
     except parser_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "aatc"
-        message = getattr(error, "format_message", error.__str__)()
+        # lists of choices come with a tab and a line each
+        message = " ".join(getattr(error, "format_message", error.__str__)().split())
         _complain(message.replace("Value error, ", ""), f"see {command} --help")
         return 2
     except typer.Abort:
@@ -142,7 +130,9 @@ def _interrupt_soon() -> None:
 
 def _complain(message: str, hint: str | None) -> None:
     lines = [f"Error: {message}"] + ([f"Hint: {hint}"] if hint else [])
-    sys.stderr.write("".join(" ".join(line.splitlines()) + "\n" for line in lines))
+    with suppress(OSError):
+        sys.stderr.write("".join(" ".join(line.splitlines()) + "\n" for line in lines))
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

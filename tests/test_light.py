@@ -74,7 +74,7 @@ def test_help_loads_the_command_line_alone(arguments: list[str]) -> None:
     # what it costs on any machine: some 60 of them are there when Python begins
     assert arguments != ["--help"] or len(modules) < 460
     # choices of options are names of methods, sub-commands those of tasks, options fields of settings
-    rooms = {"__main__", "cli", "errors", "evals", "methods", "version"} | (
+    rooms = {"__main__", "cli", "errors", "evals", "methods", "streams", "version"} | (
         set() if arguments == ["--help"] else {"config"}
     )
     assert {name.split(".")[1] for name in modules if name.startswith("aatc_cli.")} <= rooms

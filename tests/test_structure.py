@@ -31,7 +31,7 @@ LEVELS = (
     ("methods",),
     ("core",),
     ("config", "console"),
-    ("errors", "version"),
+    ("errors", "streams", "version"),
 )
 LEVEL = {room: depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))

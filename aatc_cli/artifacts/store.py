@@ -43,8 +43,7 @@ class Store:
         if not about.is_file():
             if not create:
                 raise ArtifactError(f"there is no store at {folder}", "aatc cache put makes one")
-            if folder.exists() and (not folder.is_dir() or _strangers(folder)):
-                raise ArtifactError(f"{folder} is there and no store", "give a folder that does not exist yet")
+            check_place(folder)
             self._begin(about)
         try:
             version = json.loads(read_record(about))
@@ -146,6 +145,13 @@ class Store:
         except OSError as failure:
             raise unwritable(self.folder, failure) from failure
         write_text(about, json.dumps({"kind": "store", "schema_version": _VERSION}) + "\n")
+
+
+def check_place(folder: Path) -> None:
+    """Raise `ArtifactError` where there is something, and no store, so that none can be made there."""
+    taken = folder.exists() and (not folder.is_dir() or _strangers(folder))
+    if taken and not (folder / ABOUT).is_file():
+        raise ArtifactError(f"{folder} is there and no store", "give a folder that does not exist yet")
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:

@@ -125,18 +125,37 @@ def write_study(root: Path, result: StudyResult) -> None:
     write_sealed(study_path(root, result.study), result)
 
 
-def update_study(root: Path, empty: StudyResult, change: Callable[[StudyResult], StudyResult]) -> StudyResult:
-    """``change`` the result on disk, or ``empty`` where there is none of its model, and write it; the new result.
+def update_study(
+    root: Path, empty: StudyResult, change: Callable[[StudyResult], StudyResult], *, anew: bool = False
+) -> StudyResult:
+    """``change`` the result on disk, or ``empty`` where there is none, and write it; the new result.
 
-    Several processes may work on one study: each changes what the others have written.
+    Several processes may work on one study: each changes what the others have written. Raises `ArtifactError` for a
+    result that cannot be read or is of another model, unless ``anew``: then ``empty`` takes its place.
     """
     path = study_path(root, empty.study)
     with locked(path.parent, f".{empty.study}.lock", wait=True):
-        found = read_study(path) if path.is_file() else empty
-        found = found if found.model_fingerprint == empty.model_fingerprint else empty
+        found = _found(path, empty, anew=anew)
         result = change(found.model_copy(update={"summary": empty.summary}))
         write_study(root, result)
     return result
+
+
+def _found(path: Path, empty: StudyResult, *, anew: bool) -> StudyResult:
+    if not path.is_file():
+        return empty
+    try:
+        found = read_study(path)
+    except ArtifactError:
+        if anew:
+            return empty
+        raise
+    if found.model_fingerprint == empty.model_fingerprint:
+        return found
+    if not anew:
+        problem = f"{path} is of the model {found.model}, and {empty.model} with other weights is asked now"
+        raise ArtifactError(problem, "use that model or another --run, or add --force to begin the study anew")
+    return empty
 
 
 def read_study(path: Path) -> StudyResult:

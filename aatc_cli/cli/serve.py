@@ -42,8 +42,10 @@ def serve(
 
     if model is None:
         raise UsageError("no model was named", "give --model: the folder or hub id that vLLM is to serve")
+    if json and start:
+        raise UsageError("--json is of what is printed, and --start prints nothing", "give one of them")
     found = serve_command(plan, model, Wanted(max_model_len, max_num_seqs, prefixes), vllm or [])
-    if json and not start:
+    if json:
         print_json(asdict(found) | {"command": found.line})
         return
     ratio = found.uncompressed / found.block_bytes

@@ -77,8 +77,10 @@ def _budgets(
     budgets = [rule.block * int(np.floor(min(wanted, rule.widths[-1]) * size + 1e-9)) for size in blocks]
     left = total - sum(budgets)
     if left < 0:
+        fewer = "use a recipe with fewer protected layers ([protect] layers = 0)"
         raise AatcError(
             f"{average:g} bits over {len(sites)} layers cannot pay for {count} protected layers at {wanted:g} bits",
-            "raise the budget, or use a recipe with fewer protected layers ([protect] layers = 0)",
+            # of a model whose layers are all protected no average is as high as what each is to have
+            fewer if count == len(sites) else f"raise the budget, or {fewer}",
         )
     return left, budgets

@@ -47,6 +47,8 @@ def find_model(spec: str, revision: str | None = None) -> ModelSource:
 
     Of a hub id the commit is fixed here and the small files are fetched; weights come when they are read.
     """
+    if not spec:
+        raise AatcError("the model's name is empty", "give a hub id (owner/name), a folder, or a .gguf file")
     path = Path(spec)
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aatc_cli.artifacts.run import Run
@@ -50,6 +51,23 @@ def methods_of(study: Study, recipes: tuple[str, ...] = ()) -> list[tuple[StudyM
     return [(method, recipe) for method, recipe in found if not recipes or recipe.name in recipes]
 
 
+def rates_of(method: StudyMethod, recipe: Recipe) -> list[tuple[str, float | None, bool]]:
+    """The rows of a method: name, what is asked, and whether that is packed bits; None is asked where nothing is."""
+    suffix = "" if method.stats is None else f" ({method.stats})"
+    if recipe.choices.allocator.nothing:
+        return [(recipe.name + suffix, None, False)]
+    plain = [(f"{recipe.name}-{value:g}{suffix}", value, False) for value in method.budgets]
+    return [*plain, *((f"{recipe.name}@{value:g}{suffix}", value, True) for value in method.packed)]
+
+
+def check_rows(study: Study, recipes: tuple[str, ...], wanted: Sequence[str]) -> None:
+    """Raise `UsageError` for a glob that no row of the study matches, of ``recipes`` where any are named."""
+    rows = [name for method, recipe in methods_of(study, recipes) for name, _, _ in rates_of(method, recipe)]
+    for pattern in wanted:
+        if not any(fnmatchcase(row, pattern) for row in rows):
+            raise UsageError(f"the study {study.name} has no row {pattern!r}", f"it has {', '.join(rows)}")
+
+
 @dataclass
 class Methods:
     """Makes entrants of a study's methods in ``run``; one matcher serves all rates of a recipe.
@@ -81,25 +99,20 @@ class Methods:
 
     def _of(self, method: StudyMethod, recipe: Recipe, wanted: Callable[[str], bool]) -> Iterator[Entrant]:
         place = self.run if method.stats is None else self.run.within("studies", method.stats)
-        suffix = "" if method.stats is None else f" ({method.stats})"
         plain = StudyRow(
-            name=recipe.name + suffix,
+            name=recipe.name,
             label=method.label or recipe.name,
             recipe=recipe.name,
             stats=method.stats,
             asked=None,
             matched=False,
         )
-        if recipe.choices.allocator.nothing:
-            if not wanted(plain.name):
-                return
-            yield Entrant(
-                plain.model_copy(update={"bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}), place, Subject(recipe, None)
-            )
-            return
-        for value, matched in (*((b, False) for b in method.budgets), *((b, True) for b in method.packed)):
-            name = f"{recipe.name}{'@' if matched else '-'}{value:g}{suffix}"
+        for name, value, matched in rates_of(method, recipe):
             if not wanted(name):
+                continue
+            if value is None:
+                whole = {"name": name, "bits": 16.0, "bits_packed": 16.0, "ratio": 1.0}
+                yield Entrant(plain.model_copy(update=whole), place, Subject(recipe, None))
                 continue
             asked = {"name": name, "asked": value, "matched": matched, "simulated": not recipe.packed}
             row = plain.model_copy(update=asked)

@@ -20,7 +20,7 @@ from aatc_cli.models.profile_check import check_profile
 from aatc_cli.profiles import ModelProfile
 from aatc_cli.studies.columns import columns_of
 from aatc_cli.studies.definition import Study, StudyChoices, StudyTask, chosen_tasks
-from aatc_cli.studies.methods import Methods, methods_of
+from aatc_cli.studies.methods import Methods, check_rows, methods_of
 from aatc_cli.studies.sheet import Sheet
 
 
@@ -37,7 +37,8 @@ def run_study(
     ``options.force`` removes the evaluations of the chosen methods in this study first. Raises `AatcError` for a study
     or a model that nothing can be done with, and not for single cells.
     """
-    methods_of(study, choices.recipe)  # what is wrong with the study itself is said before a model is loaded
+    # what is wrong with the study itself, or with what is chosen of it, is said before a model is loaded
+    check_rows(study, choices.recipe, choices.row)
     tasks = chosen_tasks(study, choices.task)
     order = [(recipe.name, method.stats) for method, recipe in methods_of(study)]
     with keeping_models():
@@ -51,7 +52,8 @@ def run_study(
             model_fingerprint=str(identity.weights_fingerprint),
         )
         forget = partial(_forgotten, run, choices, {task.name for task in tasks})
-        found = update_study(run.root, empty, forget if options.force else lambda result: result)
+        keep = forget if options.force else lambda result: result
+        found = update_study(run.root, empty, keep, anew=options.force)
         known = {row.name: row for row in found.rows}
         # makers of plans in one run wait here for each other, where allocate would refuse
         with locked(run.studies, ".plans.lock", wait=True):
@@ -59,7 +61,7 @@ def run_study(
             asked = partial(_asked, choices, tasks)
             entrants = Methods(run, known, options.force, device).entrants(study, choices.recipe, asked)
         if not entrants:
-            raise UsageError("no task that is chosen asks any row that is chosen", "choose fewer by --row or --task")
+            raise UsageError("no task that is chosen asks any row that is chosen", "choose more by --row or --task")
         rows = [entrant.row for entrant in entrants]
         result = update_study(run.root, empty, lambda found: found.with_rows(rows, order))
         for task in () if choices.plans else tasks:

@@ -49,7 +49,7 @@ def draw_windows(
     Each text (documents joined by a blank line) is cut into slots that do not overlap, each with ``bos`` in front if
     it is given; slots are drawn without replacement and the windows of all texts shuffled together, as in "Experimental
     Setting". The same seed gives the same windows. Raises `UsageError` for wrong values and `AatcError` when a text
-    has too little for its share.
+    has too little for its share, or is there twice, whose windows could be drawn twice.
     """
     if samples < 1:
         raise UsageError(f"samples must be at least 1, got {samples}", "raise --samples")
@@ -69,6 +69,13 @@ def draw_windows(
         text = _tokenise(source, encode, enough=HUB_SLOTS * share * size if source.kind == "hub" else None)
         drawn.append(_draw_slots(text, source, share, size, _generator(seed, index)))
         records.append(_record(source, text, share))
+        twin = next((old for old in records[:-1] if old.sha256 == text.sha256), None)
+        if twin is not None:
+            names = source.name if twin.name == source.name else f"{twin.name} and {source.name}"
+            raise AatcError(
+                f"one text is given twice: {names}",
+                "name it once; to draw more of it than of others, give it a weight: @2",
+            )
     slots = torch.cat(drawn)
     return _windows(slots[torch.randperm(samples, generator=_generator(seed, "shuffle"))], records, bos)
 

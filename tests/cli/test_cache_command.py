@@ -9,7 +9,13 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def run(tiny_llama, tmp_path_factory, corpus):
+def longer(new_model, tmp_path_factory):
+    """A tiny model whose context holds more than two chunks."""
+    return new_model(tmp_path_factory.mktemp("models") / "longer", max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="module")
+def run(longer, tmp_path_factory, corpus):
     """A run with one plan of tiles at 2 bits."""
     from aatc_cli.__main__ import main
 
@@ -18,7 +24,7 @@ def run(tiny_llama, tmp_path_factory, corpus):
     at = ["--run", str(folder)]
     collect = ["--samples", "4", "--fisher", "4", "--length", "256", "--below", "2"]
     for command in (
-        ["collect", *at, "--model", str(tiny_llama), "--text", str(corpus), *collect],
+        ["collect", *at, "--model", str(longer), "--text", str(corpus), *collect],
         ["whiten", *at, "--recipe", "loss-aware-tiles"],
         ["allocate", *at, "--recipe", "loss-aware-tiles", "--budget", "3"],
         ["whiten", *at, "--recipe", "stored-fixed"],
@@ -33,11 +39,11 @@ def run(tiny_llama, tmp_path_factory, corpus):
 
 
 @pytest.fixture
-def asked(run, tiny_llama, tmp_path, corpus):
+def asked(run, longer, tmp_path, corpus):
     text = tmp_path / "prompt.txt"
     text.write_text(corpus.read_text()[:400])
     return [
-        "--plan", str(run / "plans" / "loss-aware-tiles-3"), "--model", str(tiny_llama),
+        "--plan", str(run / "plans" / "loss-aware-tiles-3"), "--model", str(longer),
         "--store", str(tmp_path / "store"),
         "--file", str(text),
     ]  # fmt: skip
@@ -58,6 +64,7 @@ def test_put_get_list_check_gc(aatc, asked, tmp_path, corpus):
     text.write_text(corpus.read_text()[:430])
     longer = aatc("cache", "get", *asked, "--new-tokens", "4", "--json").json
     assert (longer["stored"], longer["tokens"]) == (400, 430)
+    assert "use --new-tokens 595 or less" in aatc("cache", "get", *asked, "--new-tokens", "596").err
     found = aatc("cache", "list", *store, "--json").json
     assert found["prefixes"][0]["tokens"] == 400
     assert found["prefixes"][0]["plan"] == "loss-aware-tiles-3"
@@ -113,7 +120,7 @@ def test_no_model_for_a_prefix(aatc, asked):
     assert "--profile" not in outcome.err
 
 
-def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, tiny_llama, tmp_path, corpus):
+def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, longer, tmp_path, corpus):
     """A plan that predicts is kept in chunks. The same text through the codec by hand: the same tokens follow."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -132,7 +139,7 @@ def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, tiny_llama,
     (tmp_path / "prompt.txt").write_text(words)
     got = aatc("cache", "get", *asked, "--new-tokens", "8", "--json").json
     assert (got["stored"], got["tokens"]) == (512, 600)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_llama), AutoTokenizer.from_pretrained(tiny_llama)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(longer), AutoTokenizer.from_pretrained(longer)
     ids, sites = tokenizer(words, return_tensors="pt")["input_ids"], attention_sites(model)
     cache, again = DynamicCache(), DynamicCache()
     with torch.no_grad():
@@ -154,13 +161,27 @@ def test_whole_chunks_go_on_as_what_they_decode_to(aatc, run, asked, tiny_llama,
     less = aatc("cache", "get", *asked, "--new-tokens", "1", "--json")
     assert less.code == 1 or less.json["stored"] == 256
     (tmp_path / "prompt.txt").write_text(words[:200])
+    asked[5] = str(tmp_path / "new")
     assert "no whole chunk" in aatc("cache", "put", *asked).err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_store_that_is_none_and_a_text_that_is_none(aatc, asked, tmp_path):
     assert aatc("cache", "list", "--store", str(tmp_path / "none")).code == 1
     (tmp_path / "prompt.txt").unlink()
     assert "cannot be read" in aatc("cache", "put", *asked).err
+
+
+@pytest.mark.parametrize("plan", ["loss-aware-tiles-3", "stored-fixed-2"])
+def test_a_put_that_fails_leaves_no_store(aatc, run, asked, tiny_qwen2, tmp_path, plan):
+    asked[1] = str(run / "plans" / plan)
+    (tmp_path / "prompt.txt").write_text("")
+    assert "no tokens" in aatc("cache", "put", *asked).err
+    (tmp_path / "prompt.txt").write_text("too long " * 150)
+    assert "1350 tokens are more than the model's context of 1024" in aatc("cache", "put", *asked).err
+    asked[3] = str(tiny_qwen2)
+    assert "not the one" in aatc("cache", "put", *asked).err
+    assert not (tmp_path / "store").exists()
 
 
 def test_advice_by_link(aatc, asked):

@@ -51,6 +51,19 @@ def test_a_closed_error_output_or_input_changes_nothing(run_folder: Path, closed
     assert shell(f"AATC inspect --no-such-option {closed}", run_folder).returncode == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_standard_output_is_named_and_loses_nothing(run_folder: Path) -> None:
+    one_error(shell(f"AATC inspect {run_folder} --json > /dev/full", run_folder), "standard output cannot be written")
+    one_error(shell(f"AATC allocate --run {run_folder} --budget 4 -q > /dev/full", run_folder), "No space left")
+    assert shell(f"AATC allocate --check {run_folder / 'plans' / 'paper-4'}", run_folder).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_error_output_stops_nothing(run_folder: Path) -> None:
+    assert shell(f"AATC allocate --run {run_folder} --budget 4 2> /dev/full", run_folder).returncode == 0
+    assert shell("AATC inspect --no-such-option 2> /dev/full", run_folder).returncode == 2
+
+
 def test_no_artifact_becomes_a_standard_stream(run_folder: Path) -> None:
     """With streams closed the next file that is opened would be one: what is said then would be written into it."""
     done = shell(f"AATC allocate --run {run_folder} --budget 4 <&- 2>&-", run_folder)

@@ -515,7 +515,12 @@ def test_what_will_not_work_is_refused_by_name(refuses, tile_plan, tiny_llama, b
     uneven = plan.path.parent / "loss-aware-tiles-2"
     refuses("serve", "--plan", uneven, "--model", folder, says=("evenly spaced",), **told)
     refuses(*ours, "--max-model-len", 4096, says=("512", "4096"), **told)
-    refuses(*ours, "--vllm=--block-size=16", says=("--block-size",), code=2, **told)
+    for decided in ("--block-size=16", "--max_model_len=16", "--compilation-config.mode=3", "-O3", "-cc.mode=3"):
+        refuses(*ours, f"--vllm={decided}", says=("what the plan decides",), code=2, **told)
+    for alone in ("--tensor-parallel-size=2", "-tp", "--speculative_config={}"):
+        refuses(*ours, f"--vllm={alone}", says=("one worker",), code=2, **told)
+    refuses(*ours, "--vllm=", says=("is empty",), code=2, **told)
+    refuses(*ours, "--start", "--json", says=("--json",), code=2, **told)
     refuses(*ours, "--vllm=--served-model-name", says=("has no name",), code=2, **told)
     other = next((base_run / "plans").iterdir())
     refuses("serve", "--plan", other, "--model", tiny_llama, says=("no plan of tiles",), **told)

@@ -408,6 +408,15 @@ def test_other_errors_are_not_taken_for_little_memory(
         run_collect(Run(tmp_path / "run"), tiny_llama)
 
 
+def test_one_text_given_twice_is_refused(refuses, tiny_llama, corpus, tmp_path):
+    """Its windows could be drawn twice, and the mixture would not be what it says."""
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(corpus.read_bytes())
+    asked = ("collect", "--run", tmp_path / "run", "--model", tiny_llama, "--samples", 4, "--length", 64, "--text")
+    refuses(*asked, corpus, "--text", f"{corpus}@2", says=("given twice: corpus.txt",), folder=tmp_path / "run")
+    refuses(*asked, corpus, "--text", copy, says=("corpus.txt and copy.txt",), folder=tmp_path / "run")
+
+
 def test_text_shorter_than_a_window(tiny_llama: Path, tmp_path: Path, run_collect: Any) -> None:
     (tmp_path / "short.txt").write_text("x" * (LENGTH - 1))
     with pytest.raises(AatcError, match=r"'short.txt' has 0 windows of 48 tokens, but 6 are needed"):

@@ -273,7 +273,14 @@ def serve(model):
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 try:
                     assert asked["model"] in names
-                    self.give(200, {"choices": [{"text": answer(asked["prompt"], asked["max_tokens"])}]})
+                    found = answer(asked["prompt"], asked["max_tokens"])
+                    if isinstance(found, bytes):
+                        self.send_response(200)
+                        self.send_header("Content-Length", "500")
+                        self.end_headers()
+                        self.wfile.write(found)
+                    else:
+                        self.give(200, {"choices": [{"text": found}]})
                 except ValueError as error:
                     self.give(400, {"error": {"message": str(error)}})
 
@@ -341,3 +348,28 @@ def test_a_server_answers_in_place_of_the_model(aatc, refuses, model, plan_run, 
 
     short = serve([plan.served_as], too_long)
     refuses(*asked, *named, "--force", "--server", short, says=("400", "maximum context length is 8"), **told)
+
+
+@pytest.mark.parametrize(
+    ("names", "answer", "says"),
+    [
+        (["SmolLM2"], "1234", "serves SmolLM2, and"),
+        ([None], "1234", "names no model"),
+        (["other/{}"], None, "has no text"),
+        (["other/{}"], 7, "has no text"),
+        (["other/{}"], b'{"choices": [{"te', "gave no answer of a server of completions"),
+        (["other/{}"], b"", "gave no answer of a server of completions"),
+    ],
+)
+def test_half_an_answer_is_no_score(refuses, model, plan_run, serve, names, answer, says):
+    """Nothing but text of the model that was asked for is scored; the run stays as it was."""
+    address = serve([name and name.format(model.name) for name in names], lambda tokens, room: answer)
+    asked = ("eval", "ruler", "--context", 1024, "--limit", 1, "--subtask", "niah_single_1", "--recipe", "fp16")
+    asked = (*asked, "--model", model, "--run", plan_run, "--server")
+    refuses(*asked, address, says=(says,), folder=plan_run)
+
+
+@pytest.mark.parametrize("address", ["http://a b:1", "http://[::1", "http://127.0.0.1:port", ""])
+def test_an_address_that_is_none(refuses, model, plan_run, address):
+    asked = ("eval", "ruler", "--context", 1024, "--recipe", "fp16", "--model", model, "--run", plan_run)
+    refuses(*asked, "--server", address, says=("address" if not address else "gave no answer",), folder=plan_run)

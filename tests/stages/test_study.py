@@ -13,7 +13,7 @@ from aatc_cli.artifacts.artifact import open_artifact
 from aatc_cli.artifacts.evaluation import read_evaluation, read_measurement
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
-from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path
+from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path, update_study
 from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
@@ -427,7 +427,26 @@ def test_options_that_a_study_has_itself_are_refused(refuses, tiny_llama, run, s
     common = ("study", study_file, "--model", tiny_llama, "--run", run.root)
     refuses(*common, "--budget", 2, says=("--budget",), folder=run.root, code=2)
     refuses(*common, "--recipe", "hqq", says=("no recipe 'hqq'",), folder=run.root, code=2)
+    refuses(*common, "--row", "hqq@2", says=("no row 'hqq@2'",), folder=run.root, code=2)
     refuses("study", "larger", "--model", tiny_llama, "--run", run.root, says=("no study named",), folder=run.root)
+
+
+def test_a_study_of_another_model_or_a_torn_one_is_begun_anew_by_force_alone(tmp_path):
+    """Else one wrong --model would take the table of all that was measured out of its file."""
+    row = StudyRow(name="fp16", label="fp16", recipe="fp16", stats=None, asked=None, matched=False)
+    mine = StudyResult(study="small", summary="few", model="mine", model_fingerprint="tensors:1", rows=(row,))
+    other = mine.model_copy(update={"model": "other", "model_fingerprint": "tensors:2", "rows": ()})
+    path = study_path(tmp_path, "small")
+    assert update_study(tmp_path, mine, lambda result: result) == mine
+    before = path.read_bytes()
+    with pytest.raises(AatcError, match="is of the model mine"):
+        update_study(tmp_path, other, lambda result: result)
+    assert path.read_bytes() == before
+    path.write_bytes(before[:100])
+    with pytest.raises(AatcError, match="cannot be read"):
+        update_study(tmp_path, mine, lambda result: result)
+    assert update_study(tmp_path, mine, lambda result: result, anew=True) == mine
+    assert update_study(tmp_path, other, lambda result: result, anew=True) == other
 
 
 def test_models_are_kept_within_the_block_alone(tiny_llama):

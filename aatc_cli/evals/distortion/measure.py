@@ -32,10 +32,10 @@ def _check(subject: Subject) -> None:
     if subject.plan.classes.count > 1 or not subject.recipe.window.exact:
         what = "tokens at several rates" if subject.plan.classes.count > 1 else "its window in 8 bits"
         problem = f"the noise of {subject.name}, which keeps {what}, is not predicted"
-        raise UsageError(problem, "use aatc eval kl or perplexity")
+        raise UsageError(problem, "name other plans by --plan or --recipe, or use aatc eval kl")
     if not subject.recipe.packed:
         problem = f"the noise of {subject.recipe.quantizer}, the quantizer of {subject.name}, is not predicted"
-        raise UsageError(problem, "use aatc eval kl or perplexity")
+        raise UsageError(problem, "name other plans by --plan or --recipe, or use aatc eval kl")
 
 
 def _run(frame: Frame, subjects: Sequence[Subject]) -> list[Result]:

@@ -34,7 +34,7 @@ def served(opened: Opened, settings: Settings) -> Server:
     for option in ("device", "dtype", "cache"):
         if getattr(options, option) != getattr(here, option):
             raise UsageError(f"--{option} is what the server was started with", "leave it out")
-    return Server.open(settings.server or "", opened.subjects[0])
+    return Server.open(settings.server or "", opened.subjects[0], opened.source.name)
 
 
 def asking(opened: Opened, *, forced: bool, server: Server | None) -> Ask:

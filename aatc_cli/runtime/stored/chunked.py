@@ -18,6 +18,12 @@ from aatc_cli.runtime.stored.codec import StoredCodec
 from aatc_cli.runtime.stored.pages import Pages
 
 
+def require_chunk(tokens: int, step: int) -> None:
+    """Raise `AatcError` for a text of so few tokens that it has no whole chunk of ``step``."""
+    if tokens < step:
+        raise AatcError(f"{tokens} tokens are no whole chunk of {step}", "store a longer text, or no chunks")
+
+
 @dataclass(frozen=True)
 class ChunkedPrefixes:
     """The chunks of texts of one codec in a store."""
@@ -42,10 +48,7 @@ class ChunkedPrefixes:
         Raises `AatcError` for a text without a whole chunk, or a full disk.
         """
         names = self.names(tokens)
-        if not names:
-            raise AatcError(
-                f"{len(tokens)} tokens are no whole chunk of {self.codec.tokens}", "store a longer text, or no chunks"
-            )
+        require_chunk(len(tokens), self.codec.tokens)
         whole = pages.part(0, len(names) * self.codec.tokens)
         chunks = self.codec.encode_run(whole, 0, names=names)
         for name, data in zip(names, chunks, strict=True):

@@ -31,6 +31,9 @@ _DECIDED = (
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config"),
     "--async-scheduling",
 )
+# short for what is decided; and what `start.check_engine` refuses, where it is said later
+_SHORT = {"-O": "--compilation-config", "-cc": "--compilation-config"}
+_ALONE = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--speculative-config")
 # overlapped steps were seen to go wrong
 _ONE_BY_ONE = "--no-async-scheduling"
 _NAME, _CHUNKS = "--served-model-name", "--enable-chunked-prefill"
@@ -158,8 +161,14 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
     }
     for given in others:
         name, equals, _ = given.partition("=")
-        if name in {*fixed, *_DECIDED}:
+        if not name:
+            raise UsageError("an argument for vLLM is empty", "write --vllm=--NAME=VALUE")
+        # vLLM takes --block_size for --block-size, and --compilation-config.mode for a part of that
+        full = name.partition(".")[0].replace("_", "-")
+        if _SHORT.get(full[:2], _SHORT.get(full, full)) in {*fixed, *_DECIDED}:
             raise UsageError(f"{name} is what the plan decides", "leave it out, or change the printed command")
+        if full in _ALONE:
+            raise UsageError(f"a plan is served by one worker that does not guess: no {name}", "leave it out")
         if name == _NAME and not equals:
             raise UsageError(f"{_NAME} has no name", f"write --vllm={_NAME}=NAME")
     names = [given.partition("=")[2] for given in others if given.startswith(_NAME)] or [model]

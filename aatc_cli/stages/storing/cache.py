@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aatc_cli.artifacts.store import Store
+from aatc_cli.artifacts.store import ABOUT, Store, check_place
 from aatc_cli.artifacts.store_keeping import Collected, Kept, collect_garbage, kept, problems, remove
 from aatc_cli.config import parse_size
 from aatc_cli.console import say, working
@@ -45,8 +45,9 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     limit: bytes that the store may take; the least recently used go, and none for a prefix that is larger alone.
     """
     most = None if limit is None else parse_size(limit)
-    store = Store(using.folder, create=True)
-    done = put_chunks(using, store, text) if needs_chunks(using.plan) else _put_whole(using, store, text)
+    # the store is made when plan, model and text are known to fit: what fails before leaves no empty one
+    check_place(using.folder)
+    done = put_chunks(using, text) if needs_chunks(using.plan) else _put_whole(using, text)
     size = max(done.bytes, done.new)
     if most is not None and size > most:
         problem = f"the prefix takes {size:,} bytes, and --limit leaves {most:,} to the whole store"
@@ -56,20 +57,18 @@ def put(using: Using, text: str, limit: str | None = None) -> Stored:
     return done
 
 
-def _put_whole(using: Using, store: Store, text: str) -> Stored:
+def _put_whole(using: Using, text: str) -> Stored:
     """Read ``text`` into the live cache of a plan and keep that."""
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = token_ids(tokenizer, text, using)
-        try:
-            get_prefix(store, session, ids[0].tolist())
-            there = True
-        except ArtifactError:
-            there = False
-        before = kept(store).bytes
+        ids = token_ids(tokenizer, text, using, session.model.config)
+        there = (using.folder / ABOUT).is_file() and _holds(Store(using.folder), session, ids[0].tolist())
+        cache = session.new_cache()
         if not there:
-            cache = session.new_cache()
             with working(f"reading {ids.shape[1]} tokens"):
                 session.model(ids, use_cache=True, **{session.keyword: cache})
+        store = Store(using.folder, create=True)
+        before = kept(store).bytes
+        if not there:
             put_prefix(store, session, cache, ids[0].tolist())
         new = kept(store).bytes - before
         space = find_prefix(store, session, ids[0].tolist())
@@ -77,6 +76,15 @@ def _put_whole(using: Using, store: Store, text: str) -> Stored:
         live = session.bytes_live(space.cache)
     layout = using.plan.layout
     return Stored(ids.shape[1], live, new, layout.reference_bytes(ids.shape[1]), there)
+
+
+def _holds(store: Store, session: Session, tokens: list[int]) -> bool:
+    """Whether the whole of a prefix is in a store, and sound."""
+    try:
+        get_prefix(store, session, tokens)
+    except ArtifactError:
+        return False
+    return True
 
 
 def get(using: Using, text: str, new_tokens: int) -> Continued:
@@ -88,7 +96,7 @@ def get(using: Using, text: str, new_tokens: int) -> Continued:
     if needs_chunks(using.plan):
         return get_chunks(using, store, text, new_tokens)
     with _session(using) as (session, tokenizer), torch.no_grad():
-        ids = token_ids(tokenizer, text, using)
+        ids = token_ids(tokenizer, text, using, session.model.config, new_tokens)
         found = find_prefix(store, session, ids[0].tolist())
         if found is None:
             raise ArtifactError(

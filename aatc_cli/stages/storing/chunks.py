@@ -18,7 +18,7 @@ from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.compressed import cache_keyword
 from aatc_cli.models.generation import plain_cache
 from aatc_cli.models.loading import load_same
-from aatc_cli.runtime.stored.chunked import ChunkedPrefixes
+from aatc_cli.runtime.stored.chunked import ChunkedPrefixes, require_chunk
 from aatc_cli.runtime.stored.live import fill, pages_of
 from aatc_cli.runtime.stored.opening import codec_for, fastest
 from aatc_cli.stages.storing.using import Continued, Stored, Using, token_ids
@@ -26,12 +26,12 @@ from aatc_cli.stages.storing.using import Continued, Stored, Using, token_ids
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model, its tokenizer, the layers that are compressed, and the chunks of a store."""
+    """A model, its tokenizer, the layers that are compressed, and what makes chunks of them."""
 
     model: Any
     tokenizer: Any
     sites: list[Any]
-    chunks: ChunkedPrefixes
+    codec: Any
 
 
 def needs_chunks(plan: Plan) -> bool:
@@ -40,33 +40,36 @@ def needs_chunks(plan: Plan) -> bool:
 
 
 @torch.no_grad()
-def put_chunks(using: Using, store: Store, text: str) -> Stored:
+def put_chunks(using: Using, text: str) -> Stored:
     """Read ``text`` and keep its whole chunks; raises `AatcError` for a text that has none."""
-    with _opened(using, store) as opened:
-        ids = token_ids(opened.tokenizer, text, using)
+    with _opened(using) as opened:
+        ids = token_ids(opened.tokenizer, text, using, opened.model.config)
+        require_chunk(ids.shape[1], opened.codec.tokens)
+        store = Store(using.folder, create=True)
+        chunks = ChunkedPrefixes(store, opened.codec)
         tokens, before = ids[0].tolist(), kept(store).bytes
-        there = bool(opened.chunks.names(tokens)) and not opened.chunks.missing(tokens)
+        there = bool(chunks.names(tokens)) and not chunks.missing(tokens)
         if not there:
             cache = plain_cache(opened.model)
             with working(f"reading {len(tokens)} tokens"):
                 opened.model(ids, use_cache=True, **{cache_keyword(opened.model): cache})
             dtype = next(opened.model.parameters()).dtype
             narrow = dtype if dtype.itemsize == 2 else torch.float16
-            opened.chunks.put(pages_of(cache, opened.sites, 0, len(tokens), narrow), tokens)
-        step = opened.chunks.codec.tokens
+            chunks.put(pages_of(cache, opened.sites, 0, len(tokens), narrow), tokens)
+        step = opened.codec.tokens
         whole = len(tokens) // step
-        raw = whole * opened.chunks.codec.raw_bytes
-        return Stored(whole * step, opened.chunks.size(tokens), kept(store).bytes - before, raw, there)
+        raw = whole * opened.codec.raw_bytes
+        return Stored(whole * step, chunks.size(tokens), kept(store).bytes - before, raw, there)
 
 
 @torch.no_grad()
 def get_chunks(using: Using, store: Store, text: str, new_tokens: int) -> Continued:
     """Go on from the chunks that are there of ``text``, reading the rest of it; raises `ArtifactError` without one."""
-    with _opened(using, store) as opened:
-        ids = token_ids(opened.tokenizer, text, using)
+    with _opened(using) as opened:
+        ids = token_ids(opened.tokenizer, text, using, opened.model.config, new_tokens)
         model, dtype = opened.model, next(opened.model.parameters()).dtype
         # the last token is read in any case: `generate` needs what the model says after it
-        pages = opened.chunks.find(ids[0, :-1].tolist(), dtype)
+        pages = ChunkedPrefixes(store, opened.codec).find(ids[0, :-1].tolist(), dtype)
         if pages is None:
             raise ArtifactError(
                 f"{using.folder} has no sound chunk of this text for {using.plan.name}", "store it by aatc cache put"
@@ -85,7 +88,7 @@ def get_chunks(using: Using, store: Store, text: str, new_tokens: int) -> Contin
 
 
 @contextmanager
-def _opened(using: Using, store: Store) -> Iterator[_Opened]:
+def _opened(using: Using) -> Iterator[_Opened]:
     plan = using.plan
     with working(f"opening {using.source.name}"):
         model, tokenizer = load_same(using.source, plan.model, str(plan.path), device=using.device, dtype=using.dtype)
@@ -96,4 +99,4 @@ def _opened(using: Using, store: Store) -> Iterator[_Opened]:
             "store prefixes of it by a plan that a live cache holds",
         )
     codec = fastest(codec_for(plan, model, device=using.device))
-    yield _Opened(model, tokenizer, sites, ChunkedPrefixes(store, codec))
+    yield _Opened(model, tokenizer, sites, codec)

@@ -10,6 +10,7 @@ import torch
 
 from aatc_cli.artifacts.plan import Plan
 from aatc_cli.errors import AatcError
+from aatc_cli.models.limits import check_length
 from aatc_cli.models.loading import ModelSource
 from aatc_cli.runtime.session import CacheChoice
 
@@ -46,9 +47,14 @@ class Continued:
     text: str
 
 
-def token_ids(tokenizer: Any, text: str, using: Using) -> torch.Tensor:
-    """Tokens [1, n] of a text where the model is; raises `AatcError` for a text of none."""
+def token_ids(tokenizer: Any, text: str, using: Using, config: Any, new_tokens: int = 1) -> torch.Tensor:
+    """Tokens [1, n] of a text where the model is; raises `AatcError` for a text of none, or of too many for the model.
+
+    new_tokens: how many are to be generated behind them, of which the last enters no cache.
+    """
     ids: torch.Tensor = tokenizer(text, return_tensors="pt")["input_ids"].to(using.device)
     if not ids.shape[1]:
         raise AatcError("the text has no tokens", "give a file with text in it by --file")
+    check_length(ids.shape[1], config, "a text of")
+    check_length(ids.shape[1] + new_tokens - 1, config, "--new-tokens", beside=ids.shape[1] - 1)
     return ids
