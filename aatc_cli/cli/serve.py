@@ -51,7 +51,6 @@ def serve(
     ratio = found.uncompressed / found.block_bytes
     say(f"64 tokens take {found.block_bytes:,} bytes, {ratio:.2f} times less than 16 bits")
     say(f"every request that runs takes {found.exact_bytes:,} bytes more for its exact tokens")
-    say("use a card that no other process uses: on a shared one answers were seen to break, see docs/serving.md")
     if found.version is None:
         say("vLLM is not installed here: its version was not checked")
     if start:

@@ -44,7 +44,9 @@ def settings_of(config: Mapping[str, Any] | None) -> PluginSettings:
     try:
         return PluginSettings(**given)
     except ValidationError as error:
-        raise UsageError(f'"aatc" of the extra configuration: {explain(error)}', "see docs/serving.md") from error
+        raise UsageError(
+            f'"aatc" of the extra configuration: {explain(error)}', "see docs/serving/stored.md"
+        ) from error
 
 
 def codec_of(settings: PluginSettings, tokens: int | None = None) -> StoredCodec:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import time
+from functools import partial
 
 from live_vllm import engine, say
 
@@ -58,7 +59,7 @@ def synthetic_plan(folder: str, bits: float) -> None:
     from aatc_cli.evals.bench.tile_plan import synthetic_codecs, synthetic_tiles
     from aatc_cli.models.adapter import geometry_of
     from aatc_cli.models.loading import empty_model, find_model, load_config
-    from aatc_cli.serve.vllm_backend import plans, served, start
+    from aatc_cli.serve.vllm_backend import plans, served, sound, start
     from aatc_cli.serve.vllm_backend.engine import TileEngine
     from aatc_cli.serve.vllm_backend.places import Places
 
@@ -72,18 +73,6 @@ def synthetic_plan(folder: str, bits: float) -> None:
         none = [{"k": None, "v": None}] * geometry.layers
         prepared = plans.Prepared(f"synthetic-{bits:g}", [one] * geometry.layers, window, none, model)
         return start.engine_for(prepared, config, device)
-
-    made = start.static_of
-
-    def static_of(*given):
-        form = made(*given)
-        first = form.layers[0].layer
-        first.prepare()
-        # all layers are the same one: its tables take half a second
-        known = {name: value for name, value in vars(first).items() if name in ("_tables", "_encoder")}
-        for fused in form.layers[1:]:
-            vars(fused.layer).update(known)
-        return form
 
     def recognise(self, request, cached, *, shared):
         held = self.held[request]
@@ -100,8 +89,9 @@ def synthetic_plan(folder: str, bits: float) -> None:
                 part = cache[start_at : start_at + 256]
                 part[:, : tiles.shape[1]] = tiles[: part.shape[0]]
 
-    start.static_of = static_of
     served.open_engine, Places.recognise, TileEngine.fill = opened, recognise, fill
+    # rows that are no numbers are counted, see `bench`, and end nothing
+    sound.Soundness.check = lambda self: None
 
 
 def with_flash_attention_3() -> None:
@@ -152,6 +142,12 @@ def bench(given: argparse.Namespace) -> None:
     say(kind=given.kind, layers=given.layers, capacity_tokens=capacity, blocks=cache.num_gpu_blocks)
     largest = min(given.slots, capacity // longest)
     first_token(llm, 256)
+    if ours:
+        from aatc_cli.serve.vllm_backend.served import served_of
+
+        found = served_of(llm.llm_engine.vllm_config)
+        found.bind()
+        found.engine.fill()
     if "first" in given.only:
         first_tokens(llm, given)
     if "latency" in given.only:
@@ -160,6 +156,10 @@ def bench(given: argparse.Namespace) -> None:
         decode(llm, given, largest, pretend)
     if "throughput" in given.only and given.tokenizer:
         bench_throughput(llm, given)
+    if ours:
+        say(kind=given.kind, rows_of_no_numbers=int(found.engine.decoding.sound.broken))
+    if given.traced:
+        traced(llm, given, largest, pretend)
 
 
 def pretended_contexts(*, by_bytes: bool) -> list[bool]:
@@ -196,11 +196,17 @@ def first_token(llm, length: int) -> float:
 
 
 def first_tokens(llm, given: argparse.Namespace) -> None:
-    """Of a short prompt and of a long one."""
+    """Of a short prompt and of a long one, and of short ones whose length nobody asked for before."""
     for length in (2048, given.context):
         first_token(llm, length)
         found = sorted(first_token(llm, length) for _ in range(3))
         say(kind=given.kind, prompt=length, first_token_ms=[round(1000 * seconds, 1) for seconds in found])
+    new = [first_token(llm, length) for length in range(1900, 2000, 20)]
+    say(
+        kind=given.kind,
+        prompt="1,900 to 1,980, each once",
+        first_token_ms=[round(1000 * seconds, 1) for seconds in new],
+    )
 
 
 def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) -> None:
@@ -209,12 +215,6 @@ def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) ->
     Contexts are not computed; a plan's blocks are filled with random tiles.
     """
     pretend[0] = True
-    if given.kind == "plan":
-        from aatc_cli.serve.vllm_backend.served import served_of
-
-        found = served_of(llm.llm_engine.vllm_config)
-        found.bind()
-        found.engine.fill()
     for count in dict.fromkeys((min(given.batch, largest), largest)):
         rate = decode_rate(llm, prompts(count, given.context), given.steps)
         say(kind=given.kind, batch=count, context=given.context, **rate)
@@ -222,6 +222,38 @@ def decode(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) ->
         # of different lengths, so that some request has a tile to pack in most steps
         rate = decode_rate(llm, prompts(min(given.batch, largest), given.context, 64), given.steps)
         say(kind=given.kind, batch=min(given.batch, largest), context="up to 63 less", **rate)
+    pretend[0] = False
+
+
+def traced(llm, given: argparse.Namespace, largest: int, pretend: list[bool]) -> None:
+    """Which kernels a first token and a few decode steps take their time with, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def kernels(steps: int, run) -> dict[str, object]:
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+            started = time.time()
+            run()
+            seconds = time.time() - started
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+        on_gpu = [row for row in rows if row.self_device_time_total > 0 and row.self_cpu_time_total == 0]
+        busy = sum(row.self_device_time_total for row in on_gpu)
+        named = [[row.key[:60], row.count, round(row.self_device_time_total / 1000, 3)] for row in on_gpu[:25]]
+        hosts = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)[:25]
+        host = [[row.key[:40], row.count, round(row.self_cpu_time_total / 1000, 3)] for row in hosts]
+        return {
+            "steps": steps,
+            "ms": round(1000 * seconds, 1),
+            "busy_ms": round(busy / 1000, 1),
+            "gpu": named,
+            "host": host,
+        }
+
+    first_token(llm, 2048)
+    say(kind=given.kind, traced="first token of 2048", **kernels(1, lambda: first_token(llm, 2048)))
+    pretend[0] = True
+    for count in (min(given.batch, largest), largest):
+        found = prompts(count, given.context)
+        say(kind=given.kind, traced=f"decode {count}", **kernels(8, partial(decode_rate, llm, found, 8)))
     pretend[0] = False
 
 

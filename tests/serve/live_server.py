@@ -25,6 +25,8 @@ BASE = "http://127.0.0.1:8765"
 AATC = [sys.executable, "-m", "aatc_cli"]
 # requests at once, tokens of their prompts and answers: what they hold together grows beyond the blocks there are
 REQUESTS, PROMPT, ANSWER = 16, 3000, 320
+# tokens of answers that take longer than it takes to kill the engine
+LONG = 1100
 
 
 def say(**facts) -> None:
@@ -145,7 +147,7 @@ def killed(server: subprocess.Popen, log: Path) -> None:
     ended: list[float] = []
 
     def complete(number: int) -> int:
-        status, _ = ask("/v1/completions", asked(number), seconds=60)
+        status, _ = ask("/v1/completions", asked(number) | {"max_tokens": LONG}, seconds=60)
         ended.append(time.time())
         return status
 

@@ -78,8 +78,7 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
         settings["enforce_eager"] = True
     if plan is not None:
         register()
-        asked = {"plan": plan, "unchecked": given.overlapped}
-        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": asked}}
+        settings |= {"attention_backend": "CUSTOM", "block_size": 64, "additional_config": {"aatc": {"plan": plan}}}
     if plan is not None and settings["enable_prefix_caching"]:
         settings["additional_config"]["aatc"]["prefixes"] = True
     started = time.time()
@@ -90,13 +89,17 @@ def engine(model: str, plan: str | None, given: argparse.Namespace, **changes):
 
 @dataclass
 class Answer:
-    """Tokens of an answer, and of every step the most likely tokens with their log-probabilities."""
+    """Tokens of an answer, and of every step the most likely tokens with their log-probabilities.
+
+    shared: tokens of its prompt that were there.
+    """
 
     tokens: list[int] = field(default_factory=list)
     likely: list[dict[int, float]] = field(default_factory=list)
+    shared: int = 0
 
     def __add__(self, other: Answer) -> Answer:
-        return Answer(self.tokens + other.tokens, self.likely + other.likely)
+        return Answer(self.tokens + other.tokens, self.likely + other.likely, self.shared)
 
 
 def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
@@ -104,10 +107,10 @@ def answers(llm, prompts: list[list[int]], steps: int) -> list[Answer]:
 
     wanted = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True, detokenize=False, logprobs=LIKELY)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], wanted, use_tqdm=False)
-    found = [output.outputs[0] for output in outputs]
+    found = [(output.outputs[0], output.num_cached_tokens or 0) for output in outputs]
     return [
-        Answer(list(each.token_ids), [{k: v.logprob for k, v in step.items()} for step in each.logprobs])
-        for each in found
+        Answer(list(each.token_ids), [{k: v.logprob for k, v in step.items()} for step in each.logprobs], cached)
+        for each, cached in found
     ]
 
 
@@ -176,22 +179,51 @@ def opened(model: str, plan: str | None, dtype: str, sinks: int | None = None):
 
 def reference(model: str, plan: str | None, dtype: str, sinks: int | None = None):
     """A function: greedy tokens of the fused cache under `generate`, for one prompt alone, as `opened`."""
-    import torch
 
     loaded, session = opened(model, plan, dtype, sinks)
 
     def generate(tokens: list[int], steps: int) -> Answer:
-        with session.attached(), torch.no_grad():
-            ids = torch.tensor([tokens], device=loaded.device)
-            options = {session.keyword: session.new_cache(), "return_dict_in_generate": True, "output_logits": True}
-            out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
-        likely = []
-        for logits in out.logits:
-            values, places = logits[0].float().log_softmax(-1).topk(LIKELY)
-            likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
-        return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
+        return generated(loaded, session, session.new_cache(), tokens, steps)
 
     return generate
+
+
+def generated(loaded, session, cache, tokens: list[int], steps: int) -> Answer:
+    """What ``cache``, which may hold the first tokens already, goes on with under `generate`."""
+    import torch
+
+    with session.attached(), torch.no_grad():
+        ids = torch.tensor([tokens], device=loaded.device)
+        options = {session.keyword: cache, "return_dict_in_generate": True, "output_logits": True}
+        out = loaded.generate(ids, max_new_tokens=steps, do_sample=False, eos_token_id=None, **options)
+    likely = []
+    for logits in out.logits:
+        values, places = logits[0].float().log_softmax(-1).topk(LIKELY)
+        likely.append(dict(zip(places.tolist(), values.tolist(), strict=True)))
+    return Answer(out.sequences[0, len(tokens) :].tolist(), likely)
+
+
+def after_a_hit(given: argparse.Namespace, first: list[int], others: list[tuple[list[int], int]]) -> list[Answer]:
+    """What the fused cache generates for prompts whose first tokens it reads packed, as ``first`` left them.
+
+    first: a prompt that is read whole, and answered; others: prompts with how many tokens they share with it.
+    """
+    import torch
+
+    loaded, session = opened(given.model, given.plan, given.dtype, 64)
+    whole = session.new_cache()
+    generated(loaded, session, whole, first, given.steps)
+    found = []
+    for prompt, shared in others:
+        cache = session.new_cache()
+        with session.attached(), torch.no_grad():
+            loaded(torch.tensor([prompt[:shared]], device=loaded.device), use_cache=True, **{session.keyword: cache})
+        for mine, theirs in zip(cache.state.groups[0].stores, whole.state.groups[0].stores, strict=True):
+            tiles = theirs.pages.joined(theirs.layer.empty_tiles(1))[:, : shared // 64 - 1]
+            mine.pages.count = 0
+            mine.pages.append(tiles)
+        found.append(generated(loaded, session, cache, prompt, given.steps))
+    return found
 
 
 def same(found: list[Answer], wanted: list[Answer]) -> dict[str, object]:
@@ -368,11 +400,12 @@ def shared(given: argparse.Namespace) -> None:
 
     vocabulary = AutoConfig.from_pretrained(given.model).vocab_size
     heads = [(head * 3)[:640] for head in sorted(random_prompts(40, vocabulary, 400), key=len)[-2:]]
-    tails = random_prompts(min(given.prompts, 8), vocabulary, 100)
+    tails = random_prompts(given.prompts, vocabulary, 100)
     if given.text:
         pieces = text_prompts(given.model, given.text, [640, 640, *map(len, tails)])
         heads, tails = pieces[:2], pieces[2:]
-    prompts = [heads[i % 2] + tail for i, tail in enumerate(tails)]
+    # the first ones of either prefix are the longest: what others share with them has left their window
+    prompts = [heads[i % 2] + tail for i, tail in enumerate(sorted(tails, key=len, reverse=True))]
     changes = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -382,21 +415,33 @@ def shared(given: argparse.Namespace) -> None:
     llm = engine(given.model, given.plan, given, enable_prefix_caching=True, **changes)
     # of either head the first request hits nothing
     cold = [answers(llm, [ids], given.steps)[0] for ids in prompts[:2]]
+    joined = [answers(llm, [ids], given.steps)[0] for ids in prompts[2:]]
+    some = prompts[:8]
     # a request that comes again finds more full blocks, its own: what it reads packed is the same from then on
     for _ in range(2):
-        first = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    together = answers(llm, prompts, given.steps)
-    again = [answers(llm, [ids], given.steps)[0] for ids in prompts]
-    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=2 + 4 * len(prompts))
+        first = [answers(llm, [ids], given.steps)[0] for ids in some]
+    together = answers(llm, some, given.steps)
+    again = [answers(llm, [ids], given.steps)[0] for ids in some]
+    say(hits=served_of(llm.llm_engine.vllm_config).engine.joined, requests=len(prompts) + 4 * len(some))
     say(again_against_first=same(again, first), together_against_again=same(together, again))
     if given.forced:
         given_the_same_tokens(given, list(zip(prompts, cold, strict=False)), 64, of="cold")
-        given_the_same_tokens(given, list(zip(prompts, again, strict=True)), 64, of="hits")
+        given_the_same_tokens(given, list(zip(some, again, strict=True)), 64, of="hits")
     generate = reference(given.model, given.plan, given.dtype, 64)
-    own = [generate(ids, given.steps) for ids in prompts]
+    own = [generate(ids, given.steps) for ids in some]
     # a prompt that hits nothing attends to itself exactly; who goes on from a prefix reads it packed, which is no error
     say(first_against_fused=same(cold, own[: len(cold)]))
     say(hits_against_own_prompts=same(again, own))
+    # and so does the fused cache where the same tiles of a prompt before it are put in its place
+    wanted = {}
+    for head in range(2):
+        others = [(i, (prompts[i], joined[i - 2].shared)) for i in range(2 + head, len(prompts), 2)]
+        found = after_a_hit(given, prompts[head], [asked for _, asked in others])
+        wanted |= {i: each for (i, _), each in zip(others, found, strict=True)}
+    say(
+        hits_against_fused=same(joined, [wanted[i] for i in range(2, len(prompts))]),
+        shared=[each.shared for each in joined],
+    )
 
 
 def compiled(given: argparse.Namespace) -> None:
@@ -449,6 +494,7 @@ def main() -> None:
     parser.add_argument("--kind", default="plan")
     parser.add_argument("--tokenizer", help="of any model, for vLLM's own benchmarks, whose prompts are text")
     parser.add_argument("--only", nargs="*", default=["first", "latency", "decode", "uneven", "throughput"])
+    parser.add_argument("--traced", action="store_true", help="last of all: which kernels take the time")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--bits", type=float, default=2.0)
     parser.add_argument("--folder", default="llama-geometry")

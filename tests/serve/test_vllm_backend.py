@@ -246,6 +246,9 @@ class Engine:
     def __init__(self):
         self.log, self.caches = [], []
 
+    def warm_up(self):
+        self.log.append(("warm up", [cache.numel() for cache in self.caches]))
+
     def idle(self, batch, blocks):
         self.log.append(("idle", batch))
         return "idle"
@@ -335,7 +338,7 @@ def test_steps_begin_once_for_all_layers(serving):
     # in the order of the model
     assert [cache.numel() for cache in engine.caches] == [1, 2]
     assert builders[0].build_for_cudagraph_capture(given) == "idle"
-    assert engine.log[-1] == ("idle", 3)
+    assert engine.log[-2:] == [("warm up", [1, 2]), ("idle", 3)]
 
 
 def test_a_warm_up_is_a_step_of_nobody(serving):
@@ -399,7 +402,6 @@ def test_a_worker_tells_which_requests_are_gone(serving):
 GOOD = {
     "cache_config": SimpleNamespace(block_size=64, enable_prefix_caching=False, cache_dtype="auto"),
     "parallel_config": SimpleNamespace(world_size=1),
-    "scheduler_config": SimpleNamespace(async_scheduling=False),
     "speculative_config": None,
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
@@ -410,7 +412,6 @@ BAD = {
     "--no-enable-prefix-caching": {
         "cache_config": SimpleNamespace(**vars(GOOD["cache_config"]) | {"enable_prefix_caching": True})
     },
-    "--no-async-scheduling": {"scheduler_config": SimpleNamespace(async_scheduling=True)},
     "one worker": {"parallel_config": SimpleNamespace(world_size=2)},
     "no --speculative-config": {"speculative_config": 1},
     "no --kv-transfer-config": {"kv_transfer_config": 1},
@@ -430,9 +431,7 @@ def test_requests_that_lost_their_blocks_are_counted_not_kept_for_ever(capsys):
 
 def test_settings_that_cannot_be_served_are_named_with_what_to_change():
     start.check_engine(SimpleNamespace(**GOOD))
-    unchecked = BAD["--no-async-scheduling"] | {"additional_config": {"aatc": {"unchecked": True}}}
-    start.check_engine(SimpleNamespace(**GOOD | unchecked))
-    for wrong in ({"checked": True}, {"plan": "here", "dtype": "float16"}):
+    for wrong in ({"unchecked": True}, {"plan": "here", "dtype": "float16"}):
         with pytest.raises(UsageError, match="has no"):
             start.check_engine(SimpleNamespace(**GOOD | {"additional_config": {"aatc": wrong}}))
     for remedy, change in BAD.items():

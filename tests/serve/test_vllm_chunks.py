@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.layer import TileLayer
 from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend import flash
 from aatc_cli.serve.vllm_backend.prompts import attend_prompt
 
 HEADS, GROUP, DIM = 2, 3, 32
@@ -63,3 +67,42 @@ def test_a_chunk_sees_what_the_store_would_show_it(dropping, first, new):
         store.append(keys[:, first:], values[:, first:])
     one, other = (store.received.sums for store in stores)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def attention_of_the_engine(q, k, v, *, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, **others):
+    """What vLLM's function gives for one text: rows by token, normalisers by head; ends of queries and keys agree."""
+    assert (cu_seqlens_q.tolist(), cu_seqlens_k.tolist()) == ([0, len(q)], [0, len(k)])
+    assert (others["max_seqlen_q"], others["max_seqlen_k"], others["fa_version"]) == (len(q), len(k), 3)
+    scores = torch.einsum("qhgd,khd->hgqk", torch.unflatten(q, 1, (k.shape[1], -1)), k) * softmax_scale
+    if causal:
+        scores += torch.full(scores.shape[-2:], -torch.inf).triu(1 + len(k) - len(q))
+    rows = torch.einsum("hgqk,khd->qhgd", scores.softmax(-1), v).flatten(1, 2)
+    return rows, scores.logsumexp(-1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("first", [0, 260])
+def test_the_engine_s_own_attention_is_taken_where_it_has_one(first, monkeypatch):
+    """Rows and what tokens receive are those of torch's attention."""
+    layer, angles = (
+        layer_of(False),
+        torch.arange(1000)[:, None] * (1 / 10000 ** (torch.arange(0, DIM, 2) / DIM)).repeat(2),
+    )
+    cos, sin = angles.cos(), angles.sin()
+    view = LayerView(DIM**-0.5, lambda place, count: (cos[place : place + count], sin[place : place + count]))
+    generator = torch.Generator().manual_seed(first)
+    query, keys, values = (torch.randn(90, heads, DIM, generator=generator) for heads in (HEADS * GROUP, HEADS, HEADS))
+    before = torch.randn(2, 1, first, HEADS * DIM, generator=generator)
+    found, stores = [], []
+    utils = SimpleNamespace(flash_attn_varlen_func=attention_of_the_engine, get_flash_attn_version=lambda head_size: 3)
+    for own in (False, True):
+        if own:
+            monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.fa_utils", utils)
+            monkeypatch.setattr(flash, "_usable", lambda *given: True)
+        stores.append(TileStore(layer, WINDOW, 1, torch.float32))
+        if first:
+            stores[-1].received.prompt(torch.ones(1, HEADS, first))
+            stores[-1].append(*before)
+        found.append(attend_prompt(stores[-1], query, (keys, values), view))
+        stores[-1].append(keys.flatten(1)[None], values.flatten(1)[None])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(*(store.received.sums for store in stores), rtol=1e-5, atol=1e-6)

@@ -35,6 +35,7 @@ from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.opening import biases_of
 from aatc_cli.runtime.tiles.form import tiles_spec
 from aatc_cli.serve.vllm_backend import served
+from aatc_cli.serve.vllm_backend.decoding import Decoding
 from aatc_cli.serve.vllm_backend.places import Places
 from aatc_cli.serve.vllm_backend.plans import Prepared
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
@@ -491,5 +492,21 @@ def test_answers_that_are_no_numbers_end_the_engine(model, codecs):
     driver.engine.forget([], [])
     driver.engine.exact.keys[0, 1] = torch.nan
     driver.step({name: [each] for name, each in token.items()})
+    with pytest.raises(AatcError, match="attention of 1 decoding requests of codecs became no number"):
+        driver.engine.forget([], [])
+
+
+def test_lengths_that_do_not_arrive_end_the_engine(model, codecs, monkeypatch):
+    driver = Driver(model, codecs)
+    token = driver.step({"a": prompt(1, 150)})["a"]
+    attend = Decoding._attend
+
+    def without(self, *given):
+        # to the kernel the request is none: its attention is zero, which is a number
+        self.tokens.zero_()
+        attend(self, *given)
+
+    monkeypatch.setattr(Decoding, "_attend", without)
+    driver.step({"a": [token]})
     with pytest.raises(AatcError, match="attention of 1 decoding requests of codecs became no number"):
         driver.engine.forget([], [])

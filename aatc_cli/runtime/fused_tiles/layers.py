@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from aatc_cli.runtime.fused_tiles.forms import TileRoom
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.shared import FusedTiles
 from aatc_cli.runtime.fused_tiles.tables import TileTables
+
+# layers whose tables are made at once: large products of torch, which leave other threads alone
+_THREADS = 8
 
 Biases = Mapping[Side, Tensor | None]
 Pair = dict[Side, TileCodec]
@@ -56,5 +61,7 @@ def _tables(
     room = TileRoom.of(records)
     whole = zip(codecs, records, biases, strict=True)
     decoding = [TileTables.of(pair, held, bias, order, room) for pair, held, bias in whole]
-    single = codecs[0]["k"].codec.encode.dtype == torch.float32
-    return decoding, [EncodeTables.of(held) if single else None for held in records]
+    if codecs[0]["k"].codec.encode.dtype != torch.float32:
+        return decoding, [None] * len(records)
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return decoding, list(pool.map(EncodeTables.of, records))

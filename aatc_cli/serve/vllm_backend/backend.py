@@ -88,8 +88,10 @@ class TileBuilder(_base.AttentionMetadataBuilder):  # type: ignore[misc]
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Step:
         """The step that a graph is captured of: single tokens of nobody."""
-        engine = served_of(self.vllm_config).engine
-        return engine.idle(common_attn_metadata.num_reqs, common_attn_metadata.block_table_tensor)
+        served = served_of(self.vllm_config)
+        served.bind()
+        served.engine.warm_up()
+        return served.engine.idle(common_attn_metadata.num_reqs, common_attn_metadata.block_table_tensor)
 
     def _begin(self, served: Served, given: Any) -> Step:
         batch, blocks = served.runner.input_batch if served.runner is not None else None, given.block_table_tensor

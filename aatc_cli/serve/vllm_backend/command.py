@@ -27,15 +27,10 @@ from aatc_cli.serve.vllm_backend.start import VERSIONS
 # the model runner whose batch the backend reads
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 # what the plan or --prefixes decides beside the arguments that are given
-_DECIDED = (
-    *("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config"),
-    "--async-scheduling",
-)
+_DECIDED = ("--enable-prefix-caching", "--no-enable-prefix-caching", "--kv-cache-dtype", "--kv-transfer-config")
 # short for what is decided; and what `start.check_engine` refuses, where it is said later
 _SHORT = {"-O": "--compilation-config", "-cc": "--compilation-config"}
 _ALONE = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--speculative-config")
-# overlapped steps were seen to go wrong
-_ONE_BY_ONE = "--no-async-scheduling"
 _NAME, _CHUNKS = "--served-model-name", "--enable-chunked-prefill"
 
 
@@ -176,9 +171,8 @@ def _arguments(model: str, plan: tuple[str, str], wanted: Wanted, others: list[s
     parts = [part for pair in fixed.items() for part in pair]
     caching = "--enable-prefix-caching" if wanted.prefixes else "--no-enable-prefix-caching"
     # a prompt that waits until it is read whole attends to itself exactly; its later chunks would read the first packed
-    rest = [given for given in rest if given != _ONE_BY_ONE]
     whole = [] if _CHUNKS in rest else [f"--no-{_CHUNKS[2:]}"]
-    return ("vllm", "serve", model, _NAME, *names, plan[1], *parts, caching, _ONE_BY_ONE, *whole, *rest)
+    return ("vllm", "serve", model, _NAME, *names, plan[1], *parts, caching, *whole, *rest)
 
 
 def _in_float32(others: list[str]) -> bool:

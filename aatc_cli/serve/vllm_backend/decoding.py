@@ -26,9 +26,9 @@ _THREADS = 16
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def launch_size(batch: int) -> int:
-    """Sequences of the launch that ``batch`` of them take part in."""
-    return next((size for size in _SIZES if size >= batch), batch)
+def launch_size(batch: int, slots: int) -> int:
+    """Sequences of the launch that ``batch`` of them take part in: no more than there are ``slots``, and tables of."""
+    return min(next((size for size in _SIZES if size >= batch), batch), slots)
 
 
 class Decoding:
@@ -40,9 +40,7 @@ class Decoding:
     def __init__(self, form: FusedTilesStatic, exact: ExactSlots, scaling: float, plan: str) -> None:
         self.form, self.exact, self.scaling = form, exact, scaling
         device = form.frequencies.device
-        # of slots that a launch has beyond those there are, both stay zero
-        room = launch_size(exact.slots)
-        self.tokens, self.tiles = (torch.zeros(room, dtype=torch.int32, device=device) for _ in range(2))
+        self.tokens, self.tiles = (torch.zeros(exact.slots, dtype=torch.int32, device=device) for _ in range(2))
         self.compiled = form.layers[0].tables is not None
         self.fast = fast_lots(form.frequencies)
         self.sound = Soundness(plan, device)
@@ -56,11 +54,11 @@ class Decoding:
         """Make what launches of ``batch`` sequences need, before anything is captured; pages: bytes, by layer."""
         if self.compiled:
             columns = blocks.stride(0)
-            shapes = [self._shape(layer, page, launch_size(batch), columns) for layer, page in enumerate(pages)]
+            shapes = [self._shape(layer, page, self._size(batch), columns) for layer, page in enumerate(pages)]
             compile_shapes(shapes, self.form.dtype, self.form.frequencies.device)
             self._angles(columns)
             for layer, page in enumerate(pages):
-                self._decoder(layer, page, launch_size(batch), columns)
+                self._decoder(layer, page, self._size(batch), columns)
 
     def __call__(self, layer: int, query: Tensor, cache: Tensor, blocks: Tensor, out: Tensor) -> None:
         """Attention of rotated queries [B, Hq, D] of the first B slots over blocks int32 [B, n] of ``cache``."""
@@ -74,7 +72,7 @@ class Decoding:
             return
         count, page = query.shape[0], int(cache.shape[1])
         columns = blocks.stride(0)
-        decoder = self._decoder(layer, page, launch_size(count), columns)
+        decoder = self._decoder(layer, page, self._size(count), columns)
         if decoder.shape.batch > count:
             query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, decoder.shape.batch - count))
         tables, turns = self._tables(layer, page), self._angles(columns)
@@ -84,6 +82,9 @@ class Decoding:
         decoder(TileCall(query.contiguous(), cache, tables, turns, rows, counters, self.exact.received[layer]), whole)
         if whole is not out:
             out.copy_(whole[:count])
+
+    def _size(self, batch: int) -> int:
+        return launch_size(batch, self.exact.slots)
 
     def _tables(self, layer: int, page: int) -> TileTables:
         """Tables for tiles that lie ``page`` bytes apart: a block may be a little larger than its tile."""

@@ -117,6 +117,10 @@ class TileEngine:
         self._decode_rows([])
         return Step(batch, blocks[:, self.first :])
 
+    def warm_up(self) -> None:
+        """Capture what is packed by between steps, once the caches are where they stay."""
+        self.packing.prepare(self.caches)
+
     def attend(self, layer: int, rows: tuple[Tensor, Tensor, Tensor], cache: Tensor, step: Step, out: Tensor) -> Tensor:
         """Attention of a layer over rotated queries [n, Hq, D], keys and values [n, H, D] of the batch; they are kept.
 
@@ -188,6 +192,7 @@ class TileEngine:
         for each in held:
             each.tokens += 1
         idle = slots - count
+        self.decoding.sound.expect([each.tokens for each in held])
         numbers = [
             [each.tokens for each in held] + [0] * idle,
             [each.tiles for each in held] + [0] * idle,

@@ -1,7 +1,7 @@
 """Attention of prompts, whole or in chunks: exact among their own tokens, over packed ones before them.
 
-Both are calls of torch's fused attention that also give the normalisers, by which the two are put together, and which
-say what tokens receive.
+Both are calls of fused attention, the engine's or torch's, that also give the normalisers, by which the two are put
+together, and which say what tokens receive.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aatc_cli.runtime.softmax import by_head
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.layer import TileLayer
 from aatc_cli.runtime.tiles.store import TileStore
+from aatc_cli.serve.vllm_backend.flash import flash_attention
 from aatc_cli.serve.vllm_backend.quick import plain_keys
 
 # tiles that are read at once, which bounds the numbers alive
@@ -109,6 +110,10 @@ def _dropped_of_tile(layer: TileLayer) -> list[int]:
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Attention [1, Hq, n, D] over keys and values [1, H, m, D], and its normalisers float32 [1, Hq, n]."""
+    by_token = [rows[0].transpose(0, 1) for rows in (query, keys, values)]
+    own = flash_attention(by_token[0], by_token[1], by_token[2], scaling, causal=causal)
+    if own is not None:
+        return own[0].transpose(0, 1)[None], own[1][None].float()
     found = attention_with_sums(query, keys, values, scaling, causal=causal)
     if found is not None:
         return found[0], found[1].float()

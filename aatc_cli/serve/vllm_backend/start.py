@@ -26,13 +26,13 @@ from aatc_cli.serve.vllm_backend.warm import warm_up
 
 VERSIONS = ("0.23.",)
 PLAN = "AATC_PLAN"
-_SETTINGS = "give plan, prefixes, unchecked"
+_SETTINGS = "give plan, prefixes"
 
 
 def settings_of(additional: Any) -> Mapping[str, Any]:
     """The part of vLLM's additional configuration that is of this package; raises `UsageError` for an unknown name."""
     found = additional.get("aatc", {}) if isinstance(additional, Mapping) else {}
-    unknown = set(found) - {"plan", "prefixes", "unchecked"}
+    unknown = set(found) - {"plan", "prefixes"}
     if unknown:
         raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", _SETTINGS)
     return found
@@ -52,8 +52,7 @@ def plan_path(additional: Any) -> str:
 def check_engine(config: Any) -> None:
     """Raise `AatcError` naming the first setting of an engine's configuration that the backend cannot serve with."""
     cache, parallel = config.cache_config, config.parallel_config
-    asked = settings_of(config.additional_config)
-    shared, unchecked = asked.get("prefixes", False), asked.get("unchecked", False)
+    shared = settings_of(config.additional_config).get("prefixes", False)
     wrong = {
         f"blocks of {cache.block_size} tokens": (cache.block_size != TILE, f"--block-size {TILE}"),
         "prefix caching": (cache.enable_prefix_caching and not shared, "--no-enable-prefix-caching"),
@@ -61,8 +60,6 @@ def check_engine(config: Any) -> None:
         f"{parallel.world_size} workers": (parallel.world_size != 1, "one worker: --tensor-parallel-size 1"),
         "speculative decoding": (config.speculative_config is not None, "no --speculative-config"),
         "a KV connector": (config.kv_transfer_config is not None, "no --kv-transfer-config"),
-        # answers were seen to go wrong on a GPU: see docs/log/serving.md
-        "overlapped scheduling": (config.scheduler_config.async_scheduling and not unchecked, "--no-async-scheduling"),
         "model runner V2": (config.use_v2_model_runner, "VLLM_USE_V2_MODEL_RUNNER=0"),
     }
     for what, (found, remedy) in wrong.items():
@@ -107,11 +104,6 @@ def open_engine(config: Any, device: torch.device) -> TileEngine:
     plan = Plan.open(find_plan(name if name.startswith("hub:") else Path(name)))
     engine = engine_for(prepare_plan(plan, find_model(config.model_config.model)), config, device)
     blocks, exact = sum(engine.page_bytes), engine.exact
-    if exact.slots > 1:
-        say(
-            "aatc: requests that join while others decode were seen to go wrong on a GPU that other processes used; "
-            "the engine ends when attention is no number, and --max-num-seqs 1 avoids it"
-        )
     say(
         f"aatc: {plan.name}: {blocks:,} bytes for {TILE} tokens; exact rows of {exact.slots} requests: {exact.nbytes:,}"
     )
