@@ -114,7 +114,7 @@ def small_call(call: Sequence[str], model: Path) -> list[str]:
 def test_make_evidence_from_calibration_to_report(
     new_model: Any, corpus: Path, tmp_path: Path, aatc: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = new_model(tmp_path / "tiny", max_position_embeddings=6000)
+    model = new_model(tmp_path / "tiny", max_position_embeddings=6000, num_hidden_layers=2)
     write_data(tmp_path / "data", corpus)
     calls = commands(tmp_path, monkeypatch)
     assert {call[0] for call in calls} == {"runs/evidence"}

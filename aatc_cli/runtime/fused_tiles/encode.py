@@ -25,6 +25,7 @@ from aatc_cli.runtime.fused_tiles.digits import ROWS
 from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall, TileEncoder
+from aatc_cli.runtime.kernels.parts import latents_by_parts, parts_of
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 # tiles whose latents are there at once
@@ -101,6 +102,13 @@ class FusedTileLayer(TileLayer):
         self.tables = tables
         return self
 
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Compile and make what the first tile of rows in ``dtype`` would wait for; nothing where no kernel packs."""
+        if self.tables is not None:
+            _ = self._encoder
+            for side in SIDES:
+                self.latents(side, torch.zeros(1, TILE, self.channels, dtype=dtype, device=self.device))
+
     def encode(self, rows: Mapping[Side, Tensor], received: Tensor, first: int) -> Tensor:
         """Tiles [b, m, n] of whole tiles of exact rows [b, m t, C], bias included; ``first`` counts packed tokens."""
         if self.tables is None:
@@ -121,9 +129,17 @@ class FusedTileLayer(TileLayer):
     def latents(self, side: Side, rows: Tensor) -> Tensor:
         """Latents [n, 64, H, D] of exact rows [n, 64, C], as `TransformCodec.latents` has them but not copied."""
         codec = self.codecs[side].codec
+        if self.biases[side] is None and rows.dtype == torch.bfloat16 and codec.encode.dtype == torch.float32:
+            by_parts = latents_by_parts(torch.unflatten(rows, -1, (self.heads, -1)), self._parts[side])
+            if by_parts is not None:
+                return by_parts
         by_head = torch.unflatten(debias(rows, self.biases[side]).to(codec.encode.dtype), -1, (self.heads, -1))
         found: Tensor = torch.einsum("...ge,gef->...gf", by_head, codec.encode)
         return found
+
+    @cached_property
+    def _parts(self) -> dict[Side, Tensor]:
+        return {side: parts_of(self.codecs[side].codec.encode) for side in SIDES}
 
     @cached_property
     def _encoder(self) -> TileEncoder:

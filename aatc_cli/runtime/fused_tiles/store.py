@@ -16,6 +16,7 @@ from aatc_cli.core.layout import packed_tokens
 from aatc_cli.errors import AatcError
 from aatc_cli.runtime.fused_tiles.buffers import PooledTiles, SlotRows, SlotSums
 from aatc_cli.runtime.fused_tiles.shared import FusedTiles, FusedTilesShared
+from aatc_cli.runtime.kernels.received_rows import prompt_kernels, received_of
 from aatc_cli.runtime.store import LayerView
 from aatc_cli.runtime.tiles.store import TileStore
 
@@ -61,6 +62,16 @@ class FusedTileStore(TileStore):
             return
         self.check_room(self.tokens + int(keys.shape[1]))
         super().append(keys, values)
+
+    def watch(self, query: Tensor, keys: Tensor, view: LayerView) -> None:
+        """As of packed tiles, and by a kernel where there is one for such a prompt."""
+        if view.sums is None or prompt_kernels(query) is None:
+            super().watch(query, keys, view)
+            return
+        lags, per_head = self.layer.rule.lags(self.window.recent), self.layer.rule.order == "head"
+        rows = zip(query.transpose(1, 2), keys.transpose(1, 2), view.sums.float(), strict=True)
+        found = torch.cat([received_of(q, k, sums, view.scaling, lags, 0) for q, k, sums in rows])
+        self.received.prompt(found if per_head else found.sum(1, keepdim=True))
 
     def flush(self) -> None:
         """Pack the oldest tile of tokens of the window."""

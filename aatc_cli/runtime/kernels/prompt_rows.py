@@ -1,8 +1,8 @@
-"""What a prompt's tokens receive, and keys turned back, on a GPU in Triton; import it only where Triton is installed.
+"""What a prompt's tokens receive, their latents, and keys turned back, in Triton: import it only where Triton is.
 
 `received_kernel` is `core.received.received_near` without what it writes on the way: a program has a block of keys of
-one kv head and walks the queries at the distances that count. `back_kernel` takes the rotation off rotated keys. Names:
-i_ an index, p_ a pointer, b_ a block of values.
+one kv head and walks the queries at the distances that count. `parts_kernel` multiplies rows with matrices in parts,
+`back_kernel` takes the rotation off rotated keys. Names: i_ an index, p_ a pointer, b_ a block of values.
 """
 
 # Triton reads the annotations of a kernel: only its constants have any
@@ -64,6 +64,25 @@ def received_kernel(
             b_score = tl.dot(b_keys, tl.trans(b_rows)) * doubled - (2.0 * 1.4426950408889634) * b_total[None, :]
             b_sum += tl.sum(tl.where(b_counts, tl.exp2(b_score), 0.0), 1)
     tl.store(p_out + i_head * out_head + b_key, b_sum, mask=b_key < keys)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def parts_kernel(p_rows, p_parts, p_out, tokens, heads, D: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows [n, H, D] times the sum of matrices [PARTS, H, D, D] of their type, the least last: float32 [n, H, D].
+
+    Grid (n / BLOCK, H).
+    """
+    i_head = tl.program_id(1)
+    b_token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
+    channel = tl.arange(0, D)
+    p_row, live = (b_token * heads + i_head) * D + channel[None, :], b_token < tokens
+    b_rows = tl.load(p_rows + p_row, mask=live, other=0.0)
+    b_sum = tl.zeros([BLOCK, D], tl.float32)
+    # sums lose least where the least goes first
+    for part in tl.static_range(PARTS):
+        p_part = p_parts + ((PARTS - 1 - part) * heads + i_head) * D * D
+        b_sum = tl.dot(b_rows, tl.load(p_part + channel[:, None] * D + channel[None, :]), b_sum)
+    tl.store(p_out + p_row, b_sum, mask=live)
 
 
 @triton.jit(do_not_specialize=["tokens"])

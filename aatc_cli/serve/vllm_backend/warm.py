@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from aatc_cli.runtime.fused_tiles.encode import FusedTileLayer
 from aatc_cli.runtime.fused_tiles.shared import FusedTilesStatic
-from aatc_cli.runtime.kernels.encode_tiles import TileEncoder
 from aatc_cli.runtime.kernels.received_rows import received_of
 from aatc_cli.serve.vllm_backend.flash import flash_attention
 from aatc_cli.serve.vllm_backend.quick import plain_keys
@@ -17,7 +17,9 @@ def warm_up(form: FusedTilesStatic) -> None:
     if device.type != "cuda":
         return
     layer = form.layers[0].layer
-    TileEncoder(form.dim, device)
+    for fused in form.layers:
+        if isinstance(fused.layer, FusedTileLayer):
+            fused.layer.prepare(form.dtype)
     heads, lags = layer.heads, layer.rule.lags(form.window.recent)
     query = torch.zeros(2, form.heads, form.dim, dtype=form.dtype, device=device)
     keys, sums = query[:, :heads], torch.zeros(form.heads, 2, dtype=torch.float32, device=device)

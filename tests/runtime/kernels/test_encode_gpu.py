@@ -15,6 +15,7 @@ from aatc_cli.evals.bench.packing import packing_layers
 from aatc_cli.evals.bench.tile_plan import RULE
 from aatc_cli.evals.bench.undecided import undecided
 from aatc_cli.runtime.kernels.launch import fused_available
+from aatc_cli.runtime.kernels.received_rows import received_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,5 +51,11 @@ def test_a_prompt_is_ranked_by_the_sums_of_the_fused_kernel(dtype: torch.dtype, 
     found = attention_with_sums(query, keys, values, 0.125)
     assert found is not None
     whole = received_by_head(query.double(), keys.double(), 0.125, (32, 64))
-    off = received_near(query, keys, found[1], 0.125, (32, 64)) - whole
-    assert off.abs().max() < (1e-5 if dtype == torch.float32 else 1e-3) * whole.max()
+    near = received_near(query, keys, found[1], 0.125, (32, 64))
+    by_kernel = [
+        received_of(q.transpose(0, 1), k.transpose(0, 1), sums.float(), 0.125, (32, 64), 0)
+        for q, k, sums in zip(query, keys, found[1], strict=True)
+    ]
+    for received in (near, torch.cat(by_kernel)):
+        off = received - whole
+        assert off.abs().max() < (1e-5 if dtype == torch.float32 else 1e-3) * whole.max()

@@ -24,6 +24,7 @@ from aatc_cli.runtime.fused_tiles.records import RecordTiles
 from aatc_cli.runtime.fused_tiles.sources import Sources
 from aatc_cli.runtime.kernels import launch
 from aatc_cli.runtime.kernels.encode_tiles import EncodeCall
+from aatc_cli.runtime.kernels.parts import parts_of
 from aatc_cli.runtime.tiles.layer import TileLayer
 
 RULE = TileRule((32, 16, 16))
@@ -134,3 +135,10 @@ def test_the_kernel_reads_any_order_of_codes() -> None:
     tables = EncodeTables.of(held)
     # no cell has two thresholds, and thresholds of a width are counted once
     assert int(tables.before.max()) == 2 ** (int(max(codec.bits.max() for codec in codecs.values())) - 1) - 2
+
+
+def test_a_matrix_is_the_sum_of_its_parts() -> None:
+    matrix = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    parts = parts_of(matrix)
+    assert parts.dtype == torch.bfloat16
+    assert torch.equal(parts.double().flip(0).sum(0), matrix.double())

@@ -32,6 +32,18 @@ run(1, 1, 2, 2, 64, (1, 64), torch.float16)
 run(150, 150, 2, 3, 64, (1, 64), torch.float16)
 run(70, 131, 1, 4, 128, (32, 64), torch.float16)
 run(200, 203, 2, 1, 32, (3, 150), torch.float16)
+
+def multiplied(count, heads, dim):
+    # float16 stands for bfloat16, which the interpreter multiplies as integers
+    rows, parts = torch.randn(2, count, heads, dim).half(), torch.randn(3, heads, dim, dim).half()
+    found = torch.full(rows.shape, torch.nan)
+    kernels = received_rows._module()
+    kernels.parts_kernel[(-(-2 * count // 64), heads)](rows, parts, found, 2 * count, heads, D=dim, PARTS=3, BLOCK=64)
+    wanted = torch.einsum("nthe,phef->nthf", rows.double(), parts.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+
+multiplied(50, 3, 64)
+multiplied(64, 1, 128)
 print("equal")
 """
 
