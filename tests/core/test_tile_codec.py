@@ -49,3 +49,18 @@ def test_a_codec_that_was_moved_knows_its_widths() -> None:
     assert [there.of_class(k).widths for k in range(3)] == list(there.widths)
     x = torch.randn(2, 64, 16, dtype=torch.float64)
     assert torch.equal(there.reconstruct(x), codec.reconstruct(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_codecs_that_nobody_waits_for_arrive_whole() -> None:
+    """Many of them, each used at once: what a GPU gives back is what a CPU does."""
+    x = torch.randn(2, 64, 16)
+    classes = RULE.classes_of(torch.rand(2, 2, 64), 0, 0)
+    made = [tile_codec(2).to("cuda") for _ in range(200)]
+    here = tile_codec(2).to("cpu")
+    wanted = here.reconstruct_chosen(x, classes)
+    for there in made:
+        torch.testing.assert_close(
+            there.reconstruct_chosen(x.cuda(), classes.cuda()).cpu(), wanted, rtol=1e-4, atol=1e-5
+        )

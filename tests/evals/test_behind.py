@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,25 @@ def test_a_prompt_seen_once_gives_what_whole_passes_give(opened: Opened, prompt:
             assert torch.allclose(found, whole, rtol=1e-4, atol=1e-5), subject.name
         alone = seen.logits(model, sites, method, tokens[:, prompt : prompt + 1])
         assert torch.equal(alone, found[:, :1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_gpu_says_what_a_cpu_says(opened: Opened, prompt: int) -> None:
+    """What a prompt's tokens receive is asked of a fused kernel there, and codecs arrive without being waited for."""
+    there = replace(opened, options=replace(opened.options, device="cuda"), _model=None)
+    tokens = torch.randint(0, 256, (2, prompt + ANSWER), generator=torch.Generator().manual_seed(prompt))
+    found: dict[str, list[torch.Tensor]] = {}
+    for each in (opened, there):
+        model, reader = each.model(), Reader(each.tokenizer.encode)
+        sites, mine = attention_sites(model), tokens.to(each.options.device)
+        seen = SeenPrompts.of(model, sites, mine[:, :prompt])
+        for subject in each.subjects:
+            method = None if subject.plan is None else method_of(subject, sites, each.options, reader)
+            logits = seen.logits(model, sites, method, mine[:, prompt:])
+            found.setdefault(subject.name, []).append(logits.cpu())
+    for name, (here, gpu) in found.items():
+        off = float((gpu - here).square().mean().sqrt() / here.square().mean().sqrt())
+        print(f"{name} behind {prompt} tokens: relative RMS {off:.2g}")
+        assert off < 1e-3, name

@@ -4,11 +4,12 @@ The class of a token depends on what it received from queries that themselves re
 goes through its queries in the order of decoding, a tile at a time: between two tiles that leave all queries read the
 same packed tokens, and when a tile leaves the window every query that counts for its tokens has been seen. What every
 class would give back for a token is known before, for all tokens at once, so that in between tokens are only chosen.
+What leaves when a prompt ends is coded for the class it is of alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,15 +22,14 @@ from aatc_cli.core.attend import cap_scores, softmax_with_sinks
 from aatc_cli.core.layout import packed_tokens
 from aatc_cli.core.press.ranked import classes_of_kept
 from aatc_cli.core.received import received_within
-from aatc_cli.core.rope import apply_rope
 from aatc_cli.core.tile_codec import TileCodec
 from aatc_cli.core.tile_rule import TileRule
 from aatc_cli.evals.forced.exact_rows import as_held
 from aatc_cli.evals.forced.teacher_forced import Method, check_inputs
-from aatc_cli.models.adapter import AttentionSite, rebias
+from aatc_cli.evals.forced.tile_hats import TileCodecs, class_hats, code_prompt, code_tile, dropped_classes, hide_tokens
+from aatc_cli.models.adapter import AttentionSite
 from aatc_cli.models.attention import AttentionFunction, LayerInputs, attention_override, behind_prompt, scored_logits
 
-TileCodecs = Mapping[Side, TileCodec]
 # told of every layer: the classes [B, orders, P] of its packed tokens
 OnClasses = Callable[[int, Tensor], None]
 
@@ -100,11 +100,11 @@ def tiled_attention(
     packed = slice(window.sinks, window.sinks + packed_tokens(length, window))
     # what leaves when a prompt ends is coded for the class it is of; what a press leaves fills no whole tiles by place
     ahead = packed_tokens(min(prompt + 1, length), window) if prompt and left is None else 0
-    hats = _hats(inputs, codecs, slice(packed.start + ahead, packed.stop))
+    hats = class_hats(inputs, codecs, slice(packed.start + ahead, packed.stop))
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
     query = torch.unflatten(inputs.query, 1, (heads, -1)).to(wide) * inputs.scaling
     held = inputs.key.to(wide, copy=True), inputs.value.to(wide, copy=True)
-    hidden, dropped = held[0].new_zeros(held[0].shape[0], heads, 1, 1, length), _dropped(codecs, heads)
+    hidden, dropped = held[0].new_zeros(held[0].shape[0], heads, 1, 1, length), dropped_classes(codecs, heads)
     received = held[0].new_zeros(held[0].shape[0], rule.orders(heads), length)
     if prompt:
         received[..., :prompt] = _of_prompt(inputs, rule, rule.lags(window.recent), prompt)
@@ -116,18 +116,14 @@ def tiled_attention(
             leaving = slice(window.sinks + done, window.sinks + until)
             if until <= done:
                 continue
-            stays = left.kept[..., leaving] if left is not None and ends else None
-            if left is not None and left.classes is not None and ends:
-                classes = left.classes[..., leaving].clamp_min(0)
-            else:
-                classes = classes_of_kept(rule, received[..., leaving], stays, done, inputs.site.layer)
+            stays, classes = _leaving(rule, received, left if ends else None, leaving, done, inputs.site.layer)
             found.append(classes)
             if done < ahead:
-                _code_prompt(inputs, codecs, leaving, classes, held)
+                code_prompt(inputs, codecs, leaving, classes, held)
             else:
-                _code(leaving, done - ahead, classes.expand(-1, heads, -1), hats, held)
+                code_tile(leaving, done - ahead, classes.expand(-1, heads, -1), hats, held)
             if dropped is not None:
-                _hide(hidden[..., 0, 0, leaving], classes, dropped)
+                hide_tokens(hidden[..., 0, 0, leaving], classes, dropped)
             if stays is not None:
                 hidden[..., 0, 0, leaving].masked_fill_(~stays, -torch.inf)
             done, ends = until, []
@@ -143,6 +139,18 @@ def tiled_attention(
     return torch.cat(parts, 2).to(inputs.query.dtype), torch.cat(found, 2) if found else none
 
 
+def _leaving(
+    rule: TileRule, received: Tensor, left: Stays | None, leaving: slice, done: int, layer: int
+) -> tuple[Tensor | None, Tensor]:
+    """Which of the tokens ``leaving`` the window stay, None for all, and their classes [B, orders, P]."""
+    if left is None:
+        return None, classes_of_kept(rule, received[..., leaving], None, done, layer)
+    stays = left.kept[..., leaving]
+    if left.classes is not None:
+        return stays, left.classes[..., leaving].clamp_min(0)
+    return stays, classes_of_kept(rule, received[..., leaving], stays, done, layer)
+
+
 def _of_prompt(inputs: LayerInputs, rule: TileRule, lags: tuple[int, int], prompt: int) -> Tensor:
     """What the tokens of a prompt receive of one another: [B, orders, prompt]."""
     found: Tensor | None = inputs.memo.get(("received", lags, prompt))
@@ -156,37 +164,6 @@ def _received_in(inputs: LayerInputs, lags: tuple[int, int], prompt: int) -> Ten
     return received_within(
         query, keys, values, inputs.scaling, lags, sliding=inputs.sliding_window, sinks=site.sinks, softcap=site.softcap
     )
-
-
-def _hats(inputs: LayerInputs, codecs: TileCodecs, packed: slice) -> tuple[Tensor, Tensor]:
-    """Keys (rotated) and values of the tokens in ``packed`` as each class gives them back. [n, B, H, P, D] each."""
-    site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
-    sides = []
-    for side, raw, bias in zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), strict=True):
-        rows = rebias(codecs[side].reconstruct(raw[:, packed]), bias)
-        sides.append(torch.unflatten(rows, -1, (heads, dim)).transpose(2, 3))
-    return _rotated(inputs, sides[0], packed), sides[1]
-
-
-def _code_prompt(
-    inputs: LayerInputs, codecs: TileCodecs, leaving: slice, classes: Tensor, held: tuple[Tensor, Tensor]
-) -> None:
-    """As `_code` of tokens that are many at once: none is coded for a class that it is not of. [B, orders, P]."""
-    site, (heads, dim) = inputs.site, inputs.key.shape[1::2]
-    sources = zip(SIDES, (inputs.k_raw, inputs.v_raw), (site.k_bias, site.v_bias), held, strict=True)
-    for side, raw, bias, exact in sources:
-        rows = rebias(codecs[side].reconstruct_chosen(raw[:, leaving], classes), bias)
-        vectors = torch.unflatten(rows, -1, (heads, dim)).transpose(1, 2)
-        if side == "k":
-            vectors = _rotated(inputs, vectors[None], leaving)[0]
-        exact[:, :, leaving] = vectors.to(exact.dtype)
-
-
-def _rotated(inputs: LayerInputs, keys: Tensor, places: slice) -> Tensor:
-    """Keys [n, B, H, P, D] from before RoPE of the tokens at ``places``, rotated as the model does."""
-    count, batch = keys.shape[:2]
-    cos, sin = (table[:, places].expand(batch, -1, -1).repeat(count, 1, 1) for table in (inputs.cos, inputs.sin))
-    return torch.unflatten(apply_rope(keys.flatten(0, 1), cos, sin, inputs.site.rope), 0, (count, batch))
 
 
 def _weights(site: AttentionSite, query: Tensor, keys: Tensor, hidden: Tensor | None) -> Tensor:
@@ -210,31 +187,6 @@ def _watch(received: Tensor, weights: Tensor, rule: TileRule, lags: tuple[int, i
         watched = _watched(end - start, band.stop - band.start, start - band.start, lags, weights.device, weights.dtype)
         part = weights[..., band.start - seen.start : band.stop - seen.start]
         received[..., band] += rule.received(part, watched)
-
-
-def _code(leaving: slice, done: int, classes: Tensor, hats: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor]) -> None:
-    """Put what the class of each token gives back in the place of the exact token. classes [B, H, t]."""
-    index = classes[None, ..., None]
-    for exact, hat in zip(held, hats, strict=True):
-        tile = hat[:, :, :, done : done + classes.shape[2]]
-        chosen = tile.gather(0, index.expand(1, *tile.shape[1:]))[0]
-        exact[:, :, leaving] = chosen.to(exact.dtype)
-
-
-def _dropped(codecs: TileCodecs, heads: int) -> Tensor | None:
-    """What is added to the scores of a head for tokens of a class, -inf where it keeps none: [n, H], or None."""
-    kept = [coded.repeat_interleave(heads // coded.shape[1], 1) for coded in (codecs[side].coded() for side in SIDES)]
-    gone = ~(kept[0] | kept[1])
-    # on a GPU a mask of nothing costs less than waiting for the answer whether it is one
-    if not gone.is_cuda and not bool(gone.any()):
-        return None
-    return torch.zeros_like(gone, dtype=torch.float32).masked_fill(gone, -torch.inf)
-
-
-def _hide(hidden: Tensor, classes: Tensor, dropped: Tensor) -> None:
-    """Fill the mask ``hidden`` [B, H, t] of tokens of ``classes`` [B, orders, t]."""
-    heads = torch.arange(hidden.shape[1], device=hidden.device)[:, None]
-    hidden.copy_(dropped[classes, heads])
 
 
 # the same for every layer and nearly every tile of a pass
