@@ -74,8 +74,11 @@ PROFILE := smollm2-135m-instruct
 # windows of the Stats of evidence, and of each kind of text
 WINDOWS := 256
 WINDOWS_EACH := 48
-# options that every study is given, to have less of it: SOME="--limit 2 --row fp16 --row 'paper@*'"
+# options to have less: of every study, as SOME="--limit 2", and of one, as SOME_OF_EVIDENCE="--row fp16 --row 'paper@*'"
 SOME :=
+SOME_OF_EVIDENCE :=
+SOME_OF_DOMAINS :=
+SOME_OF_SIZES :=
 ON := --device $(DEVICE) --dtype float32 --batch $(BATCH)
 KINDS := code tables digits names languages
 SIZES := 8 16 32 64 128 256
@@ -87,6 +90,7 @@ SIZED = --text $(SPEECHES)@0.7 --text $(DATA)/reasoning_cot.jsonl:reasoning@0.3
 COLLECT = $(BIN)/aatc collect $(PROFILE:%=--profile %) --length 1024 $(ON)
 EACH = $(COLLECT) --samples $(WINDOWS_EACH) --fisher $(WINDOWS_EACH)
 STUDY = $(BIN)/aatc study
+WITH = $(ON) $(SOME)
 WIKI = --text $(DATA)/wiki.test.raw
 TESTS = $(WIKI) --text $(DATA)/gsm8k/test.jsonl:question
 THREE = $(TESTS) --text builtin:python-docs-test
@@ -105,15 +109,15 @@ evidence-stats: install model
 
 # parts may run side by side (make -j 4); cells that cannot be are missing, which a study says by its exit code
 evidence-kl: evidence-stats
-	-$(STUDY) evidence --task 'kl*' $(THREE) $(ON) $(SOME)
+	-$(STUDY) evidence --task 'kl*' $(THREE) $(WITH) $(SOME_OF_EVIDENCE)
 evidence-ruler evidence-needles evidence-turns evidence-recall evidence-accumulate: evidence-%: evidence-stats
-	-$(STUDY) evidence --task '$**' $(WIKI) $(ON) $(SOME)
+	-$(STUDY) evidence --task '$**' $(WIKI) $(WITH) $(SOME_OF_EVIDENCE)
 evidence-references: evidence-stats
-	-$(STUDY) evidence --task references --data $(DATA) $(ON) $(SOME)
+	-$(STUDY) evidence --task references --data $(DATA) $(WITH) $(SOME_OF_EVIDENCE)
 evidence-domains: evidence-stats
-	-$(STUDY) domains $(TESTS) $(ON) $(SOME)
+	-$(STUDY) domains $(TESTS) $(WITH) $(SOME_OF_DOMAINS)
 evidence-sizes: evidence-stats
-	-$(STUDY) sizes $(THREE) $(ON) $(SOME)
+	-$(STUDY) sizes $(THREE) $(WITH) $(SOME_OF_SIZES)
 
 test: install model ## All tests but the slow and GPU ones, on the real small model
 	OMP_NUM_THREADS=1 AATC_MODELS=$(MODELS) $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu and not vllm"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from aatc_cli.config import Window
 from aatc_cli.core.press.state import Pressed
 from aatc_cli.core.tile_sizes import TILE
+from aatc_cli.errors import AatcError
 from aatc_cli.methods.registry import press_of
 from aatc_cli.models.adapter import attention_sites
 from aatc_cli.models.loading import find_model, load_model
@@ -54,6 +57,19 @@ def test_second_reading_against_whole_matrices(tiny_llama, monkeypatch, chunk):
             for token in range(start, end):
                 own = whole.unflatten(0, (heads, -1))[:, :, token + TILE : LENGTH, token]
                 torch.testing.assert_close(found[layer].before[0, :, token], own.square().sum((1, 2)), **NEAR)
+
+
+@pytest.mark.parametrize("chunk", [2048, 40])
+def test_a_prompt_that_does_not_fit_twice_is_told_one_that_does(tiny_llama, monkeypatch, chunk):
+    monkeypatch.setattr(second_pass, "_CHUNK", chunk)
+    model = load_model(find_model(str(tiny_llama)))
+    sites, most = attention_sites(model), int(model.config.max_position_embeddings)
+    tokens = torch.zeros(1, most - 50, dtype=torch.long)
+    with pytest.raises(AatcError, match=f"more than the model's context of {most}") as failure:
+        second_reading(model, sites, tokens, encode, SINKS)
+    hint = re.fullmatch(r"use a prompt of (\d+) or less", failure.value.hint or "")
+    assert hint
+    second_reading(model, sites, tokens[:, : int(hint[1])], encode, SINKS)
 
 
 def test_kvzip_keeps_what_the_second_reading_looks_at_most(tiny_llama):

@@ -56,14 +56,18 @@ def small(study: Study) -> Study:
         for method in study.methods
         if method.recipe in RECIPES[study.name] and method.stats in HAVE
     )
-    return study.model_copy(update={"methods": methods, "tasks": tuple(small_task(task) for task in study.tasks)})
+    return study.model_copy(
+        update={"methods": methods, "tasks": tuple(small_task(task, study.name) for task in study.tasks)}
+    )
 
 
-def small_task(task: StudyTask) -> StudyTask:
+def small_task(task: StudyTask, study: str) -> StudyTask:
     subtasks = {"ruler": ("niah_single_1",), "references": ("gsm8k",)}.get(task.task, ())
     return task.model_copy(
         update={
             "only": (),
+            # all of them are those of domains
+            "texts": task.texts[:1] if study == "evidence" else task.texts,
             "limit": 1,
             "length": 900 if task.task == "recall" else LENGTH,
             "tokens": 20,

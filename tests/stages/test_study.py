@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from aatc_cli.artifacts.artifact import open_artifact
-from aatc_cli.artifacts.evaluation import read_evaluation
+from aatc_cli.artifacts.evaluation import read_evaluation, read_measurement
 from aatc_cli.artifacts.run import Run
 from aatc_cli.artifacts.stats import CollectSettings
 from aatc_cli.artifacts.study import StudyCell, StudyResult, StudyRow, read_study, study_path, update_study
@@ -18,6 +18,7 @@ from aatc_cli.artifacts.transform import Transform
 from aatc_cli.config import Budget
 from aatc_cli.core.layout import CacheLayout
 from aatc_cli.errors import AatcError, UsageError
+from aatc_cli.evals.accumulate.result import Result as Accumulated
 from aatc_cli.evals.kl import measure as kl
 from aatc_cli.evals.perplexity import measure as perplexity
 from aatc_cli.evals.subjects import EvalOptions
@@ -458,14 +459,19 @@ def test_models_are_kept_within_the_block_alone(tiny_llama):
     assert loading.load_model(source) is not first
 
 
+ACCUMULATE = {"task": "accumulate", "prompt": 160, "ways": ["text"], "at_once": True}
+
+
 def test_choices_replace_those_of_the_study(tiny_llama, corpus, run):
     study = Study.model_validate(
-        {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}]}
+        {"name": "s", "summary": "s", "methods": [{"recipe": "fp16"}], "tasks": [{"task": "kl"}, ACCUMULATE]}
     )
-    choices = StudyChoices(text=(str(corpus),), length=150, limit=2)
+    choices = StudyChoices(text=(str(corpus),), length=150, tokens=20, limit=2)
     result = run_study(run, find_model(str(tiny_llama)), study, choices, EvalOptions())
     found = read_evaluation(run.root / result.cells[0].file)
     assert (found.length, found.windows, found.first_position) == (150, 2, 75)
+    decoded = read_measurement(run.root / result.cells[1].file, Accumulated)
+    assert (decoded.prompt, decoded.decoded, decoded.windows, result.cells[1].length) == (160, 20, 2, 20)
 
 
 def test_studies_and_their_fields_are_documented():
