@@ -91,7 +91,9 @@ def put_prefix(store: Store, session: Session, cache: HostedCache, tokens: Seque
             "fill a new cache with the prefix alone",
         )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
-    names = (session.name, type(session.model).__name__)
+    # the last part of a hub id or folder; none of a model that was made in memory
+    called = str(session.model.config.name_or_path).rstrip("/").rpartition("/")[2]
+    names = (session.name, called or type(session.model).__name__)
     with store.writing():
         objects = tuple(_kept(store, tensors, pieces) for pieces in _pieces(tensors))
         draft = PrefixRecord(

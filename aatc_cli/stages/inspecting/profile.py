@@ -27,7 +27,7 @@ def inspect_profile(profile: ModelProfile, recipe: Recipe, budget: Budget, conte
             ["layers", str(geometry.layers)],
             ["query heads / kv heads / head dim", f"{geometry.heads} / {geometry.kv_heads} / {geometry.head_dim}"],
             ["head groups", f"{profile.head_groups} ({profile.head_groups_why})"],
-            [f"of {recipe.name}", groups.described],
+            [f"head groups of {recipe.name}", groups.described],
             ["bits per channel", f"{bits:.4g}"],
             ["collect: statistics in memory", f"{held / 1e9:.2f} GB beside the model, with {ROWS:,} rows a layer"],
             ["whiten: statistics in memory", f"{collect['bytes_stats_layer'] / 1e6:.1f} MB, of a layer at a time"],
