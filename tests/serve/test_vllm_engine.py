@@ -35,7 +35,7 @@ from aatc_cli.runtime.session import Session
 from aatc_cli.runtime.stored.opening import biases_of
 from aatc_cli.runtime.tiles.form import tiles_spec
 from aatc_cli.serve.vllm_backend import served
-from aatc_cli.serve.vllm_backend.decoding import Decoding
+from aatc_cli.serve.vllm_backend.decoding import Decoding, launch_size
 from aatc_cli.serve.vllm_backend.places import Places
 from aatc_cli.serve.vllm_backend.plans import Prepared
 from aatc_cli.serve.vllm_backend.rows import ExactSlots
@@ -510,3 +510,8 @@ def test_lengths_that_do_not_arrive_end_the_engine(model, codecs, monkeypatch):
     driver.step({"a": [token]})
     with pytest.raises(AatcError, match="attention of 1 decoding requests of codecs became no number"):
         driver.engine.forget([], [])
+
+
+def test_a_launch_has_no_more_rows_than_there_are_slots():
+    # the engine's table of blocks has a row for every slot, and the kernel reads as many as the launch has
+    assert [launch_size(batch, 60) for batch in (1, 3, 33, 49, 60)] == [1, 4, 48, 60, 60]
