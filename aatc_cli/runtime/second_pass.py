@@ -9,7 +9,7 @@ What the prompt's tokens paid one another while it was read first is seen on the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,9 +92,16 @@ def second_reading(model: Any, sites: list[AttentionSite], tokens: Tensor, encod
     texts = [_again(tokens, chunk, encode) for chunk in chunks]
     longest = length + max(int(text.shape[1]) for text in texts)
     check_length(longest, model.config, "a prompt of", beside=longest - length)
-    seen = SeenPrompts.of(model, sites, tokens)
     # what the prompt's tokens paid one another is the same whichever chunk is read again
-    own = [_own(inputs) for inputs in seen.layers]
+    own: list[Tensor] = []
+
+    def held(inputs: LayerInputs) -> LayerInputs:
+        own.append(_own(inputs))
+        # keys and values are read again, and nothing else: of a long prompt the rest is most of the memory
+        query, k_raw, v_raw = (_blank(part) for part in (inputs.query, inputs.k_raw, inputs.v_raw))
+        return replace(inputs, query=query, k_raw=k_raw, v_raw=v_raw)
+
+    seen = SeenPrompts.of(model, sites, tokens, held)
     for chunk, text in zip(chunks, texts, strict=True):
 
         def attend(inputs: LayerInputs, chunk: slice = chunk) -> Tensor:
@@ -129,6 +136,11 @@ def _reading(inputs: LayerInputs, length: int, chunk: slice, sinks: int, own: Te
         best = torch.maximum(best, by_head.amax((2, 3)))
         squares += by_head.square().sum((2, 3))
     return Reading(best, squares, own[..., chunk])
+
+
+def _blank(like: Tensor) -> Tensor:
+    """Zeros in the shape of a tensor that take the memory of one."""
+    return like.new_zeros(()).expand(like.shape)
 
 
 def _own(inputs: LayerInputs) -> Tensor:

@@ -30,13 +30,19 @@ class SeenPrompts:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: Any, sites: list[AttentionSite], tokens: Tensor) -> Self:
-        """Put prompts [B, P] through the model."""
+    def of(
+        cls,
+        model: Any,
+        sites: list[AttentionSite],
+        tokens: Tensor,
+        held: Callable[[LayerInputs], LayerInputs] = lambda inputs: inputs,
+    ) -> Self:
+        """Put prompts [B, P] through the model. held: what is held of that which a layer was given; all of it."""
         layers: dict[int, LayerInputs] = {}
         exact: dict[int, tuple[Tensor, Tensor]] = {}
 
         def attend(inputs: LayerInputs) -> Tensor:
-            layers[inputs.site.layer] = replace(inputs, seen=int(tokens.shape[1]))
+            layers[inputs.site.layer] = held(replace(inputs, seen=int(tokens.shape[1])))
             return exact_attention(inputs.site, inputs.query, inputs.key, inputs.value, inputs.scaling)
 
         def keep(layer: ExactLayer, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

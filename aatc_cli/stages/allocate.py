@@ -25,6 +25,8 @@ from aatc_cli.stages.pressing import pressed_plan
 _GRID = 1024
 # of sums that floats leave a little above a whole number
 _ROUNDING = 1e-9
+# bits a number below its budget from which a plan is said to have run out of channels
+_UNSPENT = 0.25
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,15 @@ def allocate(
                 manifest = Plan.write(target, made_from, recipe, budget, *derived)
                 say(f"allocate: {recipe.name} {budget.label} -> {target} ({manifest.digest[:12]})")
             plans.append(Plan.open(target))
+            _say_unspent(plans[-1])
     return plans
+
+
+def _say_unspent(plan: Plan) -> None:
+    """Say of a plan whose channels all have the most bits that there are that it takes less than was asked for."""
+    packed, asked = plan.layout.bits_packed, plan.budget
+    if asked.unit == "bits" and packed < asked.value - _UNSPENT:
+        say(f"allocate: {plan.name} has no channel left to give bits to: {packed:.3f} of {asked.label} are spent")
 
 
 def transform_for(recipe: Recipe, place: Path) -> Transform:

@@ -370,6 +370,7 @@ def test_models(refuses: Any, collect: Any, tiny_llama: Path, run_folder: Path, 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
+        ("", "the model's name is empty"),
         ("nowhere", "nowhere is not a model"),
         ("./nowhere", "./nowhere is not a model"),
         ("a/b/c", "a/b/c is not a model"),

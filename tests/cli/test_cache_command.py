@@ -184,6 +184,12 @@ def test_a_put_that_fails_leaves_no_store(aatc, run, asked, tiny_qwen2, tmp_path
     assert not (tmp_path / "store").exists()
 
 
+def test_a_budget_beyond_all_widths_is_said(aatc, run):
+    asked = ("allocate", "--run", run, "--recipe", "loss-aware-tiles", "--budget")
+    assert "no channel left to give bits to" in aatc(*asked, 15).err
+    assert "no channel left" not in aatc(*asked, 3).err
+
+
 def test_advice_by_link(aatc, asked):
     plan = asked[:2]
     found = aatc(

@@ -421,7 +421,7 @@ def test_a_full_disk_under_stdout() -> None:
             stderr=subprocess.PIPE,
         )
     assert result.returncode == 1
-    assert result.stderr.splitlines()[0] == "Error: No space left on device"
+    assert result.stderr.splitlines()[0] == "Error: the standard output cannot be written: No space left on device"
     assert len(result.stderr.splitlines()) == 2
 
 

@@ -175,9 +175,11 @@ def test_protection_that_cannot_be_paid_is_refused():
 
 
 def test_a_model_of_protected_layers_only():
+    """No budget pays for layers that are all to have more than the average: the remedy is another recipe."""
     energies = random_energies(8, layers=2)
-    with pytest.raises(AatcError, match="cannot pay"):
+    with pytest.raises(AatcError, match="cannot pay") as raised:
         recipe().choices.allocate(energies, 2.0)
+    assert "raise the budget" not in str(raised.value.hint)
     even = recipe(protect=Protection(layers=3)).choices.allocate(energies, 2.0)
     assert [int(layer[side].sum()) for layer in even.bits for side in ("k", "v")] == [64] * 4
     # a budget above what the channels can hold is no reason to refuse it

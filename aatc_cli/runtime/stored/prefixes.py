@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -92,7 +92,8 @@ def put_prefix(store: Store, session: Session, cache: HostedCache, tokens: Seque
         )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
     # the last part of a hub id or folder; none of a model that was made in memory
-    called = str(session.model.config.name_or_path).rstrip("/").rpartition("/")[2]
+    model: Any = session.model
+    called = str(model.config.name_or_path).rstrip("/").rpartition("/")[2]
     names = (session.name, called or type(session.model).__name__)
     with store.writing():
         objects = tuple(_kept(store, tensors, pieces) for pieces in _pieces(tensors))
