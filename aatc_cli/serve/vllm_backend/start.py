@@ -26,7 +26,6 @@ from aatc_cli.serve.vllm_backend.warm import warm_up
 
 VERSIONS = ("0.23.",)
 PLAN = "AATC_PLAN"
-_SETTINGS = "give plan, prefixes"
 
 
 def settings_of(additional: Any) -> Mapping[str, Any]:
@@ -34,7 +33,7 @@ def settings_of(additional: Any) -> Mapping[str, Any]:
     found = additional.get("aatc", {}) if isinstance(additional, Mapping) else {}
     unknown = set(found) - {"plan", "prefixes"}
     if unknown:
-        raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", _SETTINGS)
+        raise UsageError(f"the additional configuration has no {sorted(unknown)[0]} for aatc", "give plan, prefixes")
     return found
 
 
